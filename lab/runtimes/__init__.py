@@ -1,0 +1,1 @@
+"""Where a lesson runs: local processes (`embedded`) or containers (`compose`)."""
