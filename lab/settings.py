@@ -8,13 +8,18 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+from dotenv import dotenv_values
 from pydantic import AliasChoices, BaseModel, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from lab.errors import UserError
 
-ROOT = Path(os.environ.get("LAB_ROOT") or Path(__file__).resolve().parent.parent)
-"""The checkout. Everything the lab writes on the host lies below it."""
+CHECKOUT = Path(__file__).resolve().parent.parent
+"""Where the code is: the package, `docker-compose.yml`, `images`."""
+
+ROOT = Path(os.environ.get("LAB_ROOT") or CHECKOUT)
+"""Where everything that the lab writes on the host lies: `.env`, `.lab`, `results`. The checkout, unless
+`LAB_ROOT` names another folder (the tests' own, so that they never touch a user's cluster or data)."""
 
 RuntimeName = Literal["auto", "embedded", "compose"]
 StoreName = Literal["minio", "seaweedfs", "external"]
@@ -202,13 +207,17 @@ def _sentence(error: ValidationError, env_file: Path) -> str:
     if first["type"] == "missing":
         return f"{name} is missing from {env_file}: add it, or move the file away and run `make setup`."
     secret = name in REQUIRED - {"COMPOSE_PROJECT_NAME"}
-    value = os.environ.get(name)
-    shown = f"{name} in {env_file}" if value is None else f"{name}={'***' if secret else value!r}"
+    where = "" if name in os.environ or not _in_file(name, env_file) else f" in {env_file}"
+    shown = f"{name}={'***' if secret else repr(first['input'])}{where}"
     fix = _FIX.get(name, str(first["msg"]).replace("Input should", "it should"))
     if secret:
         bound = first.get("ctx", {}).get("min_length") or first.get("ctx", {}).get("max_length")
         fix = f"it has the wrong length (limit {bound} characters); set another or run `make setup` afresh"
     return f"{shown} is not valid: {fix}."
+
+
+def _in_file(name: str, env_file: Path) -> bool:
+    return name in dotenv_values(env_file)
 
 
 def load_settings(env_file: Path | None = None, **overrides: Any) -> Settings:

@@ -70,11 +70,15 @@ def parse_location(uri: str, setting: str = "LAB_STORAGE") -> Location:
     if parts.scheme != "s3":
         raise wrong(f"has the unknown scheme {parts.scheme!r}: use a local path or s3://bucket/prefix.")
     if "?" in uri or "#" in uri or "@" in uri:
-        raise wrong("carries options or keys: give s3://bucket/prefix alone; S3_ENDPOINT and S3_* hold the rest.")
+        raise wrong(
+            "carries options or keys: give s3://bucket/prefix alone; S3_ENDPOINT and S3_* hold the rest."
+        )
     if not parts.netloc:
         raise wrong("names no bucket: write s3://bucket/prefix.")
     if not _BUCKET.match(parts.netloc):
-        raise wrong(f"names the bucket {parts.netloc!r}, which S3 does not allow: 3 to 63 of a-z, 0-9, '.', '-'.")
+        raise wrong(
+            f"names the bucket {parts.netloc!r}, which S3 does not allow: 3 to 63 of a-z, 0-9, '.', '-'."
+        )
     prefix = parts.path.strip("/")
     if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
         raise wrong("has an empty, '.' or '..' part: write s3://bucket/prefix.")
@@ -111,9 +115,13 @@ def check_endpoint(endpoint: str, setting: str = "S3_ENDPOINT") -> str:
     except ValueError:
         port = -1
     if not parts.hostname or port in (-1, 0):
-        raise UserError(f"{setting}={endpoint!r} names no host or no valid port: write {parts.scheme}://host:port.")
+        raise UserError(
+            f"{setting}={endpoint!r} names no host or no valid port: write {parts.scheme}://host:port."
+        )
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
-        raise UserError(f"{setting}={endpoint!r} carries more than host and port: write {parts.scheme}://host:port.")
+        raise UserError(
+            f"{setting}={endpoint!r} carries more than host and port: write {parts.scheme}://host:port."
+        )
     return endpoint.rstrip("/")
 
 
@@ -198,7 +206,9 @@ class Storage:
             self.filesystem.delete_dir(self.at(relative))
 
 
-def open_storage(location: Location, access: StoreAccess | None = None, client: Client = "pyarrow") -> Storage:
+def open_storage(
+    location: Location, access: StoreAccess | None = None, client: Client = "pyarrow"
+) -> Storage:
     """Open a location as one explicit filesystem; nothing is sent yet.
 
     Args:

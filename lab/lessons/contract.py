@@ -120,6 +120,8 @@ class Lesson:
     breaks: tuple[Break, ...] = ()
     check: Callable[[Any], None] = lambda params: None
     measurements: Callable[[Document], Mapping[str, Any]] = lambda document: {}
+    host: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = None
+    """A look from the host after the job (`lab.lessons.run.Host`); becomes the document's `host`."""
     seconds: tuple[int, int] = (30, 60)
 
 

@@ -1,0 +1,160 @@
+# The interface of the Ray Train Lab. `make` alone lists the targets with their knobs.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.SUFFIXES:
+MAKEFLAGS += --no-print-directory
+
+# --- Knobs: `make run LESSON=first-run WORKERS=4` -------------------------------------------------
+# A knob that is set here reaches the lab as LAB_<KNOB>; one in the environment or in .env does too.
+KNOBS := RUNTIME NODES NODE_CPUS WORKERS STORE STORAGE SEED NAME FRESH KEEP QUICK DASHBOARD_PORT S3_PORT
+$(foreach knob,$(KNOBS),$(if $($(knob)),$(eval export LAB_$(knob) := $($(knob)))))
+
+PYTHON ?= python3# any Python from 3.11 to 3.13; makes .venv
+LESSON ?=# a lesson's name, several with commas, or all
+ARGS ?=# a lesson's own options, as in ARGS='--epochs 3'
+RUN ?=# a run's name, for logs and results
+RANK ?=# one rank, for logs
+TESTS ?=# pytest's own arguments, as in TESTS='-k storage'
+
+VENV := .venv
+BIN := $(VENV)/bin
+LAB := $(BIN)/lab
+
+LESSONS := first-run multi-node
+
+# --- Set-up: each stamp says what .venv holds --------------------------------------------------------
+$(VENV)/.light: pyproject.toml requirements.lock scripts/venv
+	@scripts/venv "$(PYTHON)" $(VENV) light
+
+$(VENV)/.cluster: $(VENV)/.light
+	@scripts/venv "$(PYTHON)" $(VENV) cluster
+
+$(VENV)/.dev: $(VENV)/.light
+	@scripts/venv "$(PYTHON)" $(VENV) dev
+
+.PHONY: light runtime
+light: $(VENV)/.light
+
+runtime: $(VENV)/.light # whatever the chosen runtime needs on this host
+	@chosen=$$($(LAB) choose 2>/dev/null) || { $(LAB) choose; exit $$?; }; \
+	if [ "$$chosen" = embedded ]; then $(MAKE) $(VENV)/.cluster; fi
+
+##@ Start here
+
+.PHONY: demo
+demo: runtime ## The main job: set up, start a cluster, run first-run and multi-node, show the claims [KEEP=1 RUNTIME=]
+	@$(LAB) run first-run,multi-node
+
+.PHONY: test
+test: $(VENV)/.cluster $(VENV)/.dev check ## Every test: lint, unit, embedded, containers where an engine answers [TESTS=]
+	@LAB_REQUIRE_COMPOSE=$(LAB_REQUIRE_COMPOSE) scripts/test quick $(TESTS)
+
+.PHONY: setup
+setup: runtime ## .venv for the chosen runtime, and .env with fresh secrets [RUNTIME= PYTHON=]
+	@$(LAB) setup
+
+##@ Lessons
+
+.PHONY: run
+run: runtime ## Run one lesson [LESSON= WORKERS= NODES= STORAGE= SEED= NAME= FRESH=1 QUICK=1 KEEP=1 ARGS=]
+	@$(LAB) run "$(LESSON)" $(ARGS)
+
+.PHONY: lessons
+lessons: runtime ## Run every lesson, with one table of claims at the end [QUICK=1]
+	@$(LAB) run all
+
+.PHONY: $(LESSONS)
+$(LESSONS): runtime
+	@$(LAB) run $@ $(ARGS)
+
+.PHONY: list
+list: light ## The lessons: what each needs, how long it takes [LESSON=]
+	@$(LAB) list $(LESSON)
+
+.PHONY: results
+results: light ## Past runs, or one in full [RUN=]
+	@$(LAB) results $(RUN)
+
+##@ The cluster
+
+.PHONY: up
+up: runtime ## Start the cluster and the store [RUNTIME= NODES= NODE_CPUS= STORE=]
+	@$(LAB) up
+
+.PHONY: down
+down: light ## End them; data stays
+	@$(LAB) down
+
+.PHONY: status
+status: light ## What is up
+	@$(LAB) status
+
+.PHONY: doctor
+doctor: light ## Look for what is wrong: engine, nodes, store, clock, shared memory
+	@$(LAB) doctor
+
+.PHONY: dashboard
+dashboard: light ## The URL of Ray's dashboard [ARGS=--token]
+	@$(LAB) dashboard $(ARGS)
+
+.PHONY: logs
+logs: light ## The log of a run, rank by rank [RUN= RANK=]
+	@$(LAB) logs $(RUN) $(if $(RANK),--rank $(RANK)) $(ARGS)
+
+##@ Images
+
+.PHONY: images
+images: light ## Build the lab's images [STORE= BASE_IMAGE=]
+	@$(LAB) images build
+
+.PHONY: pull
+pull: runtime ## Fetch all that a demo will need, for tomorrow without a network
+	@$(LAB) images pull
+
+.PHONY: base-image
+base-image: ## Make the base image from Debian's packages, where none can be pulled (as root) [BASE_IMAGE=]
+	@scripts/base-image
+
+##@ Measuring
+
+.PHONY: store-check
+store-check: $(VENV)/.cluster $(VENV)/.dev ## The S3 contract tests against the store that is up, or that S3_ENDPOINT names
+	@$(BIN)/python -m pytest tests/embedded/test_store_contract.py $(TESTS)
+
+.PHONY: bench-start
+bench-start: $(VENV)/.cluster ## Seconds from command to first optimizer step, against torchrun
+	@$(BIN)/python -m lab.experiments.start
+
+##@ For developers
+
+.PHONY: check
+check: $(VENV)/.cluster $(VENV)/.dev ## ruff, mypy --strict, shellcheck, hadolint, docker compose config
+	@scripts/check
+
+.PHONY: test-full
+test-full: $(VENV)/.cluster $(VENV)/.dev check ## The same tests with the lessons' full forms
+	@LAB_REQUIRE_COMPOSE=$(LAB_REQUIRE_COMPOSE) scripts/test full $(TESTS)
+
+.PHONY: lock
+lock: $(VENV)/.dev ## Resolve the pins again
+	@$(BIN)/uv pip compile --universal --python-version 3.11 --all-extras --no-annotate -o requirements.lock pyproject.toml
+
+##@ Cleaning
+
+.PHONY: clean
+clean: ## Delete what can be made again: .venv and caches; no data, no result
+	@if [ -x $(LAB) ] && [ -f .env ]; then $(LAB) down; fi
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: clean-data
+clean-data: light ## Delete results, storage and volumes, after saying what [YES=1]
+	@$(LAB) clean-data $(if $(YES),--yes)
+
+.PHONY: help
+help:
+	@awk 'BEGIN {FS = ":.*## "} \
+	  /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z-]+:.*## / {split($$1, name, ":"); printf "  %-12s %s\n", name[1], $$2}' $(firstword $(MAKEFILE_LIST))
+	@printf '\nOne target a lesson: %s\n' "$(LESSONS)"
+	@printf 'Knobs (make KNOB=value, or LAB_KNOB in the environment or .env): %s\n' "$(KNOBS)"

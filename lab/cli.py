@@ -1,0 +1,420 @@
+"""The `lab` command."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lab import errors
+from lab.console import make_console, make_error_console, print_claims, short
+from lab.errors import EnvironmentBroken, LabError, UserError
+from lab.jobs import JobsClient, run_job
+from lab.lessons import find, lessons, preflight
+from lab.lessons.contract import Lesson
+from lab.lessons.options import option, own_fields, parameters
+from lab.lessons.run import check_all, default_local_root, log_of, run_lesson, visible
+from lab.report.results import find_result, read_results
+from lab.runtimes.choice import choose, make_runtime
+from lab.runtimes.protocol import Access, Runtime
+from lab.settings import ROOT, Settings, load_settings, make_env_file
+from lab.storage import check_name, parse_location
+
+app = typer.Typer(
+    name="lab",
+    help="An executable textbook on distributed training with Ray Train.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+checkpoints_app = typer.Typer(help="Runs and checkpoints in a storage location.", no_args_is_help=True)
+app.add_typer(checkpoints_app, name="checkpoints")
+
+console = make_console()
+error_console = make_error_console()
+
+
+def say(line: str) -> None:
+    """One line of the lab's own words."""
+    console.print(line, markup=False)
+
+
+def _runtime(settings: Settings) -> Runtime:
+    choice = choose(settings)
+    say(f"runtime: {choice.name} ({choice.why})")
+    return make_runtime(choice.name, settings)
+
+
+def _say_what_is_up(runtime: Runtime) -> None:
+    parts = runtime.status()
+    if parts:
+        names = ", ".join(part.name for part in parts)
+        error_console.print(f"still up: {names}; `make down` ends them.", markup=False)
+    else:
+        error_console.print("nothing is left running.", markup=False)
+
+
+@contextmanager
+def _cluster(runtime: Runtime, keep: bool) -> Iterator[Access]:
+    """A cluster that is up: the one that was, or one that ends with this block unless it shall be kept."""
+    found = runtime.access()
+    try:
+        access = runtime.up(say)
+        yield access
+    except KeyboardInterrupt:
+        if found is None and not keep:
+            say("interrupted: stopping what this command started")
+            runtime.down(say)
+        _say_what_is_up(runtime)
+        raise
+    except BaseException:
+        if found is None and not keep:
+            runtime.down(say)
+        raise
+    if found is None and not keep:
+        runtime.down(say)
+    else:
+        say("the cluster stays up; `make down` ends it.")
+
+
+def _client(access: Access, settings: Settings) -> JobsClient:
+    return JobsClient(access.dashboard, settings.ray_auth_token.get_secret_value())
+
+
+@app.command("list")
+def list_lessons(
+    lesson: Annotated[str | None, typer.Argument(help="one lesson, in full")] = None,
+    names: Annotated[bool, typer.Option("--names", help="names alone")] = False,
+) -> None:
+    """The lessons: what each needs and about how long it takes."""
+    if lesson:
+        _describe(find(lesson))
+        return
+    for name, item in lessons().items():
+        if names:
+            say(name)
+            continue
+        where = "the head" if item.needs.role == "head" else f"{item.needs.nodes}+ worker nodes"
+        quick, full = item.seconds
+        say(
+            f"{name:18s} {item.title} [{where}; {item.params().workers} ranks; about {full} s, quick {quick} s]"
+        )
+
+
+def _describe(item: Lesson) -> None:
+    say(f"{item.name}: {item.title}\n\n{item.idea}\n\nclaims:")
+    for claim in item.claims:
+        say(f"  {claim.id}: {claim.statement}")
+    if own := own_fields(item):
+        say("\nits own options:")
+        for name, field in own.items():
+            say(f"  {option(name):22s} {field.metadata.get('help', '')} (default {field.default})")
+    if item.breaks:
+        say("\nwhat --break can break, and the claims that then fail:")
+        for broken in item.breaks:
+            say(f"  {broken.name:22s} {broken.what} -> {', '.join(broken.fails)}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    lesson: Annotated[str, typer.Argument(help="a lesson's name, several with commas, or `all`")],
+    workers: Annotated[int | None, typer.Option(help="ranks (LAB_WORKERS)")] = None,
+    nodes: Annotated[int | None, typer.Option(help="worker nodes (LAB_NODES)")] = None,
+    storage: Annotated[str | None, typer.Option(help="local path or s3:// URI (LAB_STORAGE)")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed (LAB_SEED)")] = None,
+    name: Annotated[str | None, typer.Option(help="run name; an existing one resumes (LAB_NAME)")] = None,
+    fresh: Annotated[
+        bool | None, typer.Option("--fresh", help="delete the named run first (LAB_FRESH)")
+    ] = None,
+    quick: Annotated[bool | None, typer.Option("--quick", help="the short form (LAB_QUICK)")] = None,
+    keep: Annotated[bool | None, typer.Option("--keep", help="leave the cluster up (LAB_KEEP)")] = None,
+    broken: Annotated[str, typer.Option("--break", help="break a mechanism and see its claim fail")] = "",
+    verbose: Annotated[bool, typer.Option("--verbose", help="show Ray's own lines too")] = False,
+) -> None:
+    """Run one lesson or several; options of the lesson's own follow its name (`lab list LESSON`)."""
+    settings = load_settings(
+        workers=workers,
+        nodes=nodes,
+        storage=storage,
+        seed=seed,
+        name=name,
+        fresh=fresh,
+        quick=quick,
+        keep=keep,
+    )
+    chosen = list(lessons().values()) if lesson == "all" else [find(item) for item in lesson.split(",")]
+    if len(chosen) > 1 and (context.args or broken):
+        raise UserError(
+            f"{(context.args or ['--break'])[0]!r} is one lesson's own option: run that lesson alone."
+        )
+    if len(chosen) > 1 and settings.name:
+        raise UserError(f"LAB_NAME={settings.name!r} names one run: run one lesson with it.")
+    asked = [(item, parameters(item, settings, context.args, broken)) for item in chosen]
+    choice = choose(settings)
+    runtime = make_runtime(choice.name, settings)
+    for item, params in asked:
+        check_all(item, params, settings, runtime.access(), choice.name)
+    say(f"runtime: {choice.name} ({choice.why})")
+    cores = os.cpu_count() or 1
+
+    def line(text: str) -> None:
+        shown = text if verbose else visible(text)
+        if shown is not None:
+            say(f"  {shown}")
+
+    results: list[dict[str, Any]] = []
+    broke: list[str] = []
+    with _cluster(runtime, settings.keep) as access:
+        for item, params in asked:
+            for warning in preflight.warnings(params, cores):
+                say(f"warning: {warning}")
+            try:
+                result = run_lesson(item, params, settings, runtime, access, say, line)
+            except EnvironmentBroken as error:
+                if len(asked) == 1:
+                    raise
+                broke.append(f"{item.name}: {error}")
+                say(f"{item.name} could not be run: {error}")
+                continue
+            results.append(asdict(result) | {"holds": result.holds})
+            say(
+                f"{item.name}: {'all claims hold' if result.holds else 'A CLAIM FAILED'} ({result.seconds:.0f} s)"
+            )
+    print_claims(console, results)
+    for found in results:
+        say(
+            f"results: {Path('results') / found['lesson'] / found['run']}  storage: {found['files']['storage']}"
+        )
+    for text in broke:
+        error_console.print(f"not run: {text}", markup=False)
+    if broke:
+        raise typer.Exit(errors.ENVIRONMENT_BROKE)
+    if not all(found["holds"] for found in results):
+        raise typer.Exit(errors.CLAIM_FAILED)
+
+
+@app.command()
+def results(
+    run_name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="one run, in full")] = None,
+) -> None:
+    """Past runs: a line each, or one in full."""
+    if run_name:
+        found = find_result(ROOT, run_name)
+        print_claims(console, [found])
+        for key, value in found["measurements"].items():
+            say(f"{key}: {short(value, 100)}")
+        say(f"folder: {found['folder']}  storage: {found['files']['storage']}")
+        return
+    rows = read_results(ROOT)
+    if not rows:
+        say("no results yet: `make demo`, or `lab run first-run`.")
+    for row in rows:
+        verdict = "holds" if row["holds"] else "FAILS"
+        say(
+            f"{verdict:6s} {row['lesson']:18s} {row['run']}  {row['runtime']}  {row['seconds']:.0f} s  {row['environment']['date']}"
+        )
+
+
+@app.command()
+def setup() -> None:
+    """Make `.env` with this checkout's secrets, unless it is there."""
+    made = make_env_file(ROOT / ".env")
+    load_settings()
+    say(f"{ROOT / '.env'}: {'made, mode 600' if made else 'is there, left as it is'}")
+
+
+@app.command("choose")
+def choose_runtime() -> None:
+    """Print which runtime would be used, and on standard error why."""
+    choice = choose(load_settings())
+    error_console.print(f"runtime: {choice.name} ({choice.why})", markup=False)
+    say(choice.name)
+
+
+@app.command()
+def up(nodes: Annotated[int | None, typer.Option(help="worker nodes (LAB_NODES)")] = None) -> None:
+    """Start the cluster and the store; return when both are proven healthy."""
+    settings = load_settings(nodes=nodes)
+    runtime = _runtime(settings)
+    try:
+        access = runtime.up(say)
+    except KeyboardInterrupt:
+        _say_what_is_up(runtime)
+        raise
+    say(f"up: a head and {access.nodes} workers of {access.node_cpus} CPUs; dashboard {access.dashboard}")
+
+
+@app.command()
+def down() -> None:
+    """End the cluster and the store of this checkout. Data stays."""
+    _runtime(load_settings()).down(say)
+
+
+@app.command()
+def status() -> None:
+    """What is up, part by part."""
+    parts = _runtime(load_settings()).status()
+    if not parts:
+        say("nothing is up: `make up` starts a cluster.")
+    for part in parts:
+        say(f"{part.name:22s} {part.state:10s} {part.detail}")
+
+
+@app.command()
+def doctor() -> None:
+    """Look for what is wrong: engine, nodes, versions, store, clock, shared memory."""
+    from lab.doctor import examine
+
+    settings = load_settings()
+    faults = 0
+    for check in examine(settings, _runtime(settings)):
+        faults += check.level == "fault"
+        say(f"{check.level:8s} {check.name:8s} {check.text}")
+    if faults:
+        raise typer.Exit(errors.CLAIM_FAILED)
+
+
+@app.command()
+def dashboard(
+    token: Annotated[bool, typer.Option("--token", help="how to log in: prints the token")] = False,
+) -> None:
+    """The URL of Ray's dashboard."""
+    settings = load_settings()
+    access = _runtime(settings).access()
+    if access is None:
+        raise UserError("no cluster is up, so it has no dashboard: `make up` starts one.")
+    say(access.dashboard)
+    if token:
+        say("The page asks for a token once; paste this one:")
+        say(settings.ray_auth_token.get_secret_value())
+    else:
+        say("`lab dashboard --token` says how to log in.")
+
+
+@app.command()
+def logs(
+    run_name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="a run; default the newest")] = None,
+    rank: Annotated[int | None, typer.Option(help="this rank's lines alone")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Ray's own lines too")] = False,
+) -> None:
+    """The log of a run, rank by rank."""
+    folder = ROOT / ".lab" / "logs"
+    if run_name:
+        path = log_of(check_name(run_name, "RUN"), folder)
+    else:
+        found = sorted(folder.glob("*.log"), key=lambda item: item.stat().st_mtime)
+        if not found:
+            raise UserError(f"there is no log below {folder} yet: run a lesson first.")
+        path = found[-1]
+    say(f"log: {path}")
+    for text in path.read_text(errors="replace").splitlines():
+        shown = text if everything else visible(text)
+        if shown is None or (rank is not None and not re.search(rf"\[rank {rank}/", text)):
+            continue
+        say(shown)
+
+
+def _storage_job(storage: str | None, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    settings = load_settings(storage=storage)
+    runtime = _runtime(settings)
+    access = runtime.access()
+    root = access.local_root if access else default_local_root(runtime.name)
+    location = parse_location(settings.storage or f"{root}/runs")
+    with _cluster(runtime, settings.keep) as up_now:
+        document = run_job(
+            _client(up_now, settings),
+            "checkpoints",
+            {"run": "checkpoints", "storage": str(location), "params": request},
+            log=ROOT / ".lab" / "logs" / "checkpoints.log",
+            say=lambda line: None,
+            limit_s=120,
+        )
+    return str(location), document
+
+
+@checkpoints_app.command("list")
+def checkpoints_list(
+    storage: Annotated[str | None, typer.Option(help="local path or s3:// URI (LAB_STORAGE)")] = None,
+) -> None:
+    """The runs in a storage location, with their checkpoints."""
+    location, document = _storage_job(storage, {"action": "list"})
+    if not document["runs"]:
+        say(f"no run in {location}.")
+    for name, found in document["runs"].items():
+        say(
+            f"{name}: {len(found['checkpoints'])} checkpoints, {found['files']} files, {found['bytes']:,} bytes"
+        )
+        for folder in found["checkpoints"]:
+            say(f"  {folder}")
+
+
+@checkpoints_app.command("clean")
+def checkpoints_clean(
+    names: Annotated[list[str], typer.Argument(help="the runs to delete, by name")],
+    storage: Annotated[str | None, typer.Option(help="local path or s3:// URI (LAB_STORAGE)")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="really delete")] = False,
+) -> None:
+    """Show what the named runs hold; with --yes delete them."""
+    for name in names:
+        check_name(name, "NAME")
+    location, document = _storage_job(storage, {"action": "clean" if yes else "list", "names": names})
+    for name in names:
+        found = document["runs"].get(name)
+        if found is None:
+            raise UserError(f"NAME={name!r} is not a run in {location}: see `lab checkpoints list`.")
+        verb = "deleted" if name in document["deleted"] else "would delete"
+        say(f"{verb} {location}/{name}: {found['files']} files, {found['bytes']:,} bytes")
+    if not yes:
+        say("nothing was deleted: add --yes.")
+
+
+@app.command()
+def diagnose() -> None:
+    """The last relevant lines of every part's log."""
+    say(_runtime(load_settings()).diagnose())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; every error is one sentence and an exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = app(args=arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else errors.OK)
+    except LabError as error:
+        error_console.print(str(error), markup=False)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        error_console.print("interrupted.", markup=False)
+        sys.exit(errors.INTERRUPTED)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except Exception as error:  # noqa: BLE001 - the boundary: click's own mistakes, then the lab's defects
+        shown = getattr(error, "format_message", None)
+        if shown is not None:
+            error_console.print(f"{shown()} See `lab --help`.", markup=False)
+            sys.exit(errors.USER_MISTAKE)
+        log = ROOT / ".lab" / "logs" / "crash.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(traceback.format_exc())
+        error_console.print(
+            f"a defect of the lab: {type(error).__name__}: {error}. The traceback is in {log}.", markup=False
+        )
+        sys.exit(errors.ENVIRONMENT_BROKE)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What a person sees: rich tables and colour on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_STYLE = {"holds": "green", "fails": "bold red", "not shown": "yellow"}
+
+
+def make_console() -> Console:
+    """Standard output, for what was asked for."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def make_error_console() -> Console:
+    """Standard error, for what went wrong."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def short(value: Any, limit: int = 60) -> str:
+    """A value on one line of at most `limit` characters."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def print_claims(console: Console, results: Iterable[Mapping[str, Any]]) -> None:
+    """The table of claims of one or more results, with the count of each verdict."""
+    counts = {"holds": 0, "fails": 0, "not shown": 0}
+    rows: list[tuple[str, ...]] = []
+    for result in results:
+        for claim in result["claims"]:
+            counts[claim["verdict"]] += 1
+            detail = claim["reason"] if claim["verdict"] == "not shown" else short(claim["measured"])
+            rows.append(
+                (result["lesson"], claim["statement"], short(claim["expected"], 40), detail, claim["verdict"])
+            )
+    if console.is_terminal:
+        table = Table("lesson", "claim", "expected", "measured", "verdict", show_lines=False)
+        for row in rows:
+            table.add_row(*row[:-1], f"[{_STYLE[row[-1]]}]{row[-1]}[/]")
+        console.print(table, soft_wrap=False)
+    else:
+        for lesson, statement, expected, measured, verdict in rows:
+            console.print(
+                f"{verdict:9s} {lesson}: {statement} (expected {expected}; measured {measured})", markup=False
+            )
+    console.print(
+        f"{counts['holds']} claims hold, {counts['fails']} fail, {counts['not shown']} not shown here.",
+        markup=False,
+    )

@@ -1,0 +1,34 @@
+"""The registry of lessons: the command line, the Makefile, the docs and the tests enumerate it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+
+from lab.errors import UserError
+from lab.lessons.contract import Lesson
+
+_MODULES = (
+    "first_run",
+    "multi_node",
+)
+
+
+def lessons() -> dict[str, Lesson]:
+    """Every lesson by name, in the order in which to take them."""
+    found = [importlib.import_module(f"lab.lessons.{module}").LESSON for module in _MODULES]
+    return {lesson.name: lesson for lesson in found}
+
+
+def find(name: str) -> Lesson:
+    """The lesson of that name.
+
+    Raises:
+        UserError: there is none; the sentence suggests the nearest.
+    """
+    known = lessons()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name.replace("_", "-").lower(), known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else "see `lab list`."
+    raise UserError(f"LESSON={name!r} is not a lesson: {hint}")

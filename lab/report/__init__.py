@@ -1,0 +1,1 @@
+"""What a run leaves: `result.json`, figures, the table of claims."""

@@ -1,0 +1,36 @@
+"""Every lesson of the registry, one body for both runtimes; and its live twins."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.lessons import find, lessons
+from tests.conftest import QUICK, Cluster, claims
+
+NAMES = list(lessons())
+TWINS = [(name, broken.name) for name, lesson in lessons().items() for broken in lesson.breaks]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_claim_of_the_lesson_holds(cluster: Cluster, name: str) -> None:
+    lesson = find(name)
+    result = cluster.run(name)
+    found = claims(result)
+    assert list(found) == [claim.id for claim in lesson.claims]
+    failed = {key: claim for key, claim in found.items() if claim["verdict"] == "fails"}
+    assert not failed
+    unshown = {key for key, claim in found.items() if claim["verdict"] == "not shown"}
+    assert unshown <= {claim.id for claim in lesson.claims if claim.may_be_unshown}
+    assert result.holds
+    assert result.figures, "a lesson has a figure"
+
+
+@pytest.mark.parametrize(("name", "broken"), TWINS)
+def test_a_broken_mechanism_makes_its_claim_fail(cluster: Cluster, name: str, broken: str) -> None:
+    if QUICK and cluster.runtime.name != "embedded":
+        pytest.skip("live twins run on the embedded runtime; make test-full runs them on both")
+    expected = next(item for item in find(name).breaks if item.name == broken)
+    result = cluster.run(name, broken=broken)
+    verdicts = {key: claim["verdict"] for key, claim in claims(result).items()}
+    assert {key: verdicts[key] for key in expected.fails} == dict.fromkeys(expected.fails, "fails")
+    assert not result.holds
