@@ -1,0 +1,156 @@
+"""Processes of the lab's own: recorded so that a reused pid is never taken for one, and ended by id."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MARKER = "LAB_CLUSTER_ID"
+"""In the environment of every process of a cluster, children included."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A process that the lab started. `created` (seconds since the epoch) tells it from a later one of that pid."""
+
+    name: str
+    pid: int
+    created: float
+    log: str
+
+    def process(self) -> psutil.Process | None:
+        """The process itself, or None when it has ended."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.created) < 0.05
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self.process() is not None
+
+
+def start(name: str, command: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> Record:
+    """Start a process in a session of its own (a terminal's Ctrl-C is for the lab alone), output to `log`."""
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Record(name, child.pid, psutil.Process(child.pid).create_time(), str(log))
+
+
+def marked(cluster_id: str) -> list[psutil.Process]:
+    """Every process of this user with the cluster's marker in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        try:
+            if process.environ().get(MARKER) == cluster_id and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            continue  # gone by now, or another user's: not the lab's
+    return found
+
+
+def end(processes: Iterable[psutil.Process], patience_s: float) -> None:
+    """Ask each to end (SIGTERM), wait, and kill those that are still there."""
+    live = list(processes)
+    for process in live:
+        _signal(process.terminate)
+    _, stubborn = psutil.wait_procs(live, timeout=patience_s)
+    for process in stubborn:
+        _signal(process.kill)
+    psutil.wait_procs(stubborn, timeout=3)
+
+
+def _signal(send: Callable[[], None]) -> None:
+    try:
+        send()
+    except psutil.NoSuchProcess:
+        return
+
+
+def end_marked(cluster_id: str, patience_s: float = 2.0) -> list[psutil.Process]:
+    """End every process with the cluster's marker.
+
+    Returns:
+        Those that could not be ended.
+    """
+    for _ in range(3):
+        left = marked(cluster_id)
+        if not left:
+            return []
+        end(left, patience_s)
+    return marked(cluster_id)
+
+
+def wait_until(ready: Callable[[], bool], limit_s: float, pause_s: float = 0.1) -> bool:
+    """Poll `ready` until it is true or the limit has passed; whether it became true."""
+    limit = time.monotonic() + limit_s
+    while not ready():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(pause_s)
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on, on any address; all different.
+
+    From below the range for outgoing connections, so that none takes one before its server does.
+    """
+    held: list[socket.socket] = []
+    try:
+        start_at = 20000 + int.from_bytes(os.urandom(2), "big") % 10000
+        port = start_at
+        while len(held) < count and port < start_at + 2000:
+            candidate = socket.socket()
+            try:
+                candidate.bind(("", port))
+            except OSError:
+                candidate.close()
+            else:
+                held.append(candidate)
+            port += 1
+        return [each.getsockname()[1] for each in held]
+    finally:
+        for each in held:
+            each.close()
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1."""
+    with socket.socket() as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def tail(path: Path, lines: int = 30, at_most: int = 64_000) -> str:
+    """The last lines of a log; empty when there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - at_most))
+        text = file.read().decode(errors="replace")
+    return "\n".join(text.splitlines()[-lines:])
