@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -62,10 +63,29 @@ def marked(cluster_id: str) -> list[psutil.Process]:
         if process.pid == os.getpid():
             continue
         try:
-            if process.environ().get(MARKER) == cluster_id and process.status() != psutil.STATUS_ZOMBIE:
+            if _has_marker(process, cluster_id) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue  # gone by now, or another user's: not the lab's
+    return found
+
+
+def _has_marker(process: psutil.Process, cluster_id: str) -> bool:
+    if sys.platform == "linux":
+        # Ray's processes retitle themselves over the start of their environment: psutil stops reading there.
+        entries = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        return f"{MARKER}={cluster_id}".encode() in entries
+    return bool(process.environ().get(MARKER) == cluster_id)
+
+
+def with_children(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """The processes and all below them."""
+    found = []
+    for process in processes:
+        try:
+            found += [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue
     return found
 
 

@@ -38,7 +38,8 @@ OBJECT_STORE_BYTES = 200 * 1024**2
 GCS_LIMIT_S = 30.0
 NODES_LIMIT_S = 60.0
 STORE_LIMIT_S = 30.0
-DOWN_PATIENCE_S = 6.0
+NODES_PATIENCE_S = 3.0
+STORE_PATIENCE_S = 1.0
 KEPT_LOGS = 5
 """How many clusters' logs stay in `.lab/logs`."""
 
@@ -199,11 +200,13 @@ class EmbeddedRuntime:
         Raises:
             EnvironmentBroken: a process could not be ended; the state stays, so that `down` can be tried again.
         """
+        # All of a node's processes at once: `ray start` alone would drain for up to 30 s, which saves nothing here.
         nodes = [record.process() for record in state.records if record.name != "store"]
-        _processes.end([process for process in nodes if process is not None], DOWN_PATIENCE_S)
+        _processes.end(_processes.with_children([each for each in nodes if each is not None]), NODES_PATIENCE_S)
+        # Then the store: the nodes may have been writing a checkpoint. It would take 15 s to end by itself; what
+        # it has answered for is written, so it may be killed (a test writes, downs, ups and reads).
         stores = [record.process() for record in state.records if record.name == "store"]
-        # After the nodes: they may still be writing a checkpoint.
-        _processes.end([process for process in stores if process is not None], DOWN_PATIENCE_S)
+        _processes.end([each for each in stores if each is not None], STORE_PATIENCE_S)
         left = _processes.end_marked(state.cluster_id)
         if left:
             raise EnvironmentBroken(
@@ -567,7 +570,7 @@ def _part(record: Record, state: State, known: dict[str, bool] | None) -> Part:
 
 
 def _session_logs(scratch: Path) -> list[tuple[str, Path]]:
-    return [(path.parent.parent.name, path / "logs") for path in sorted(scratch.glob("n*/session_2*"))]
+    return [(path.parent.name, path / "logs") for path in sorted(scratch.glob("n*/session_2*"))]
 
 
 def _keep_logs(scratch: Path, logs: Path) -> None:
