@@ -55,7 +55,10 @@ class Receiver:
         chunks = self._chunks.setdefault(digest, {})
         chunks[int(index)] = chunk
         if len(chunks) == int(total):
-            packed = base64.b64decode("".join(chunks[i] for i in sorted(chunks)))
+            try:
+                packed = base64.b64decode("".join(chunks[i] for i in sorted(chunks)))
+            except ValueError:  # a torn line; a later one may yet replace it
+                return True
             if hashlib.sha256(packed).hexdigest()[:16] == digest:
                 self._document = json.loads(zlib.decompress(packed))
         return True

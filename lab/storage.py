@@ -91,7 +91,7 @@ def check_name(name: str, setting: str = "LAB_NAME") -> str:
     Raises:
         UserError: it holds a slash, `..` or anything but letters, digits, `_`, `.`, `-` (100 at most).
     """
-    if not _NAME.match(name) or ".." in name:
+    if not _NAME.fullmatch(name) or ".." in name:
         raise UserError(
             f"{setting}={name!r} cannot name a run: use letters, digits, '_', '.', '-' (100 at most), "
             "first a letter or digit, and no '/' or '..'."
