@@ -100,20 +100,18 @@ def train_loop(config: dict[str, Any]) -> None:
         lab.training.state.DamagedCheckpoint: the checkpoint to resume from is not what was saved.
     """
     settings = LoopConfig.from_dict(config)
-    rank = join_run()
-    _Training(settings, rank).run()
+    Training(settings, join_run(), restored(settings)).run()
 
 
-class _Training:
-    """The loop's moving parts on one rank."""
+class Training:
+    """The loop's moving parts on one rank: starts anew, or from a saved state."""
 
-    def __init__(self, settings: LoopConfig, rank: Rank) -> None:
+    def __init__(self, settings: LoopConfig, rank: Rank, saved: states.TrainingState | None = None) -> None:
         self.settings = settings
         self.rank = rank
         worker_batch = worker_batch_size(settings.global_batch, rank.world_size)
         self.train_set, self.held_out = _datasets(settings)
         model = build_model(settings.model, settings.seed, settings.dropout)
-        saved = _saved(settings)
         if saved and saved.global_batch != settings.global_batch:
             raise UserError(
                 f"global batch {settings.global_batch} differs from the {saved.global_batch} with which run "
@@ -151,6 +149,7 @@ class _Training:
         self.first_step_at: float | None = None
 
     def run(self) -> None:
+        """Train the epochs that are left, report each, and hand back what this rank saw."""
         metrics: dict[str, Any] = {}
         while self.epoch < self.settings.epochs:
             metrics = self._epoch()
@@ -159,7 +158,7 @@ class _Training:
                 break
         if self.settings.late_report:
             report(self.rank, {**metrics, "loss": metrics.get("loss", 0.0), "late": 1})
-        self._observe()
+        observe_rank(self.rank, self.seen())
 
     def _epoch(self) -> dict[str, Any]:
         settings, rank = self.settings, self.rank
@@ -242,28 +241,26 @@ class _Training:
             seed=self.settings.seed,
         )
 
-    def _observe(self) -> None:
+    def seen(self) -> dict[str, Any]:
+        """What this rank observed: who it is, fingerprints of all it holds, the sample ids it was given."""
         context = ray.get_runtime_context()
-        observe_rank(
-            self.rank,
-            {
-                "pid": os.getpid(),
-                "node_id": context.get_node_id(),
-                "node_ip": ray.util.get_node_ip_address(),
-                "omp_threads": os.environ.get("OMP_NUM_THREADS"),
-                "torch_threads": torch.get_num_threads(),
-                "parameters_sha256": states.tensors_sha256(states.bare(self.model).state_dict()),
-                "optimizer_sha256": states.state_sha256(self.optimizer.state_dict()),
-                "scheduler_sha256": states.state_sha256(self.scheduler.state_dict()),
-                "rng_sha256": states.state_sha256(states.rng_state()),
-                "local_gradient_sha256": self.first_gradient,
-                "ids": self.ids,
-                "history": self.history,
-                "resumed_from": self.resumed_from,
-                "first_step_at": self.first_step_at,
-                "finished": time.time(),
-            },
-        )
+        return {
+            "pid": os.getpid(),
+            "node_id": context.get_node_id(),
+            "node_ip": ray.util.get_node_ip_address(),
+            "omp_threads": os.environ.get("OMP_NUM_THREADS"),
+            "torch_threads": torch.get_num_threads(),
+            "parameters_sha256": states.tensors_sha256(states.bare(self.model).state_dict()),
+            "optimizer_sha256": states.state_sha256(self.optimizer.state_dict()),
+            "scheduler_sha256": states.state_sha256(self.scheduler.state_dict()),
+            "rng_sha256": states.state_sha256(states.rng_state()),
+            "local_gradient_sha256": self.first_gradient,
+            "ids": self.ids,
+            "history": self.history,
+            "resumed_from": self.resumed_from,
+            "first_step_at": self.first_step_at,
+            "finished": time.time(),
+        }
 
 
 def evaluate(
@@ -303,7 +300,12 @@ def _datasets(settings: LoopConfig) -> tuple[TensorDataset, TensorDataset]:
     return linear_toy(settings.rows, settings.seed), linear_toy(261, settings.seed + 1)
 
 
-def _saved(settings: LoopConfig) -> states.TrainingState | None:
+def restored(settings: LoopConfig) -> states.TrainingState | None:
+    """The state to resume from, checked file by file, or None in a new run.
+
+    Raises:
+        lab.training.state.DamagedCheckpoint: it is not what was saved.
+    """
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
         return None
