@@ -21,7 +21,7 @@ def prefix() -> list[str] | None:
     try:
         # A real mount: unshare alone may be allowed where mounting is not (containers, AppArmor).
         trial = subprocess.run(
-            [*command, "sh", "-c", "mount --bind / /mnt"], capture_output=True, timeout=5, check=False
+            [*command, "mount", "--bind", "/tmp", "/tmp"], capture_output=True, timeout=5, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,24 +58,33 @@ def start(name: str, command: list[str], env: Mapping[str, str], cwd: Path, log:
 
 def marked(cluster_id: str) -> list[psutil.Process]:
     """Every process of this user with the cluster's marker in its environment."""
-    found = []
+    return [process for process, env in _environments() if env.get(MARKER) == cluster_id]
+
+
+def clusters_below(root: Path) -> set[str]:
+    """The ids of the clusters of the checkout `root` of which a process still runs."""
+    return {env[MARKER] for _, env in _environments() if MARKER in env and env.get("LAB_ROOT") == str(root)}
+
+
+def _environments() -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue
         try:
-            if _has_marker(process, cluster_id) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            env = _environment(process)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
         except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue  # gone by now, or another user's: not the lab's
-    return found
+        yield process, env
 
 
-def _has_marker(process: psutil.Process, cluster_id: str) -> bool:
-    if sys.platform == "linux":
-        # Ray's processes retitle themselves over the start of their environment: psutil stops reading there.
-        entries = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-        return f"{MARKER}={cluster_id}".encode() in entries
-    return bool(process.environ().get(MARKER) == cluster_id)
+def _environment(process: psutil.Process) -> Mapping[str, str]:
+    if sys.platform != "linux":
+        return process.environ()
+    # Ray's processes retitle themselves over the start of their environment: psutil stops reading there.
+    raw = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace")
+    return dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
 
 
 def with_children(processes: Iterable[psutil.Process]) -> list[psutil.Process]:

@@ -29,7 +29,7 @@ from lab.runtimes._state import State
 from lab.runtimes.protocol import Access, Part, Say
 from lab.settings import ROOT, Settings, StoreAccess
 from lab.storage import check_endpoint
-from lab.store import seaweedfs
+from lab.store import probe, seaweedfs
 
 CODE = Path(__file__).resolve().parent.parent.parent
 """The folder that holds the package `lab`: what the nodes import."""
@@ -38,12 +38,12 @@ OBJECT_STORE_BYTES = 200 * 1024**2
 GCS_LIMIT_S = 30.0
 NODES_LIMIT_S = 60.0
 STORE_LIMIT_S = 30.0
-NODES_PATIENCE_S = 3.0
+NODES_PATIENCE_S = 1.0
 STORE_PATIENCE_S = 1.0
 KEPT_LOGS = 5
 """How many clusters' logs stay in `.lab/logs`."""
 
-# Ray asks for a plain port of its own where 0 is allowed; these are the ones that it does not choose itself.
+# The settings' own defaults, which mean "any free port" here: see `_Start._dashboard_port`.
 _DEFAULT_DASHBOARD_PORT = 8265
 _DEFAULT_S3_PORT = 9000
 
@@ -94,6 +94,8 @@ class EmbeddedRuntime:
                     return running
                 say("embedded: clearing away what is left of a cluster that is no longer whole")
                 self._end(state)
+            else:
+                self._end_orphans(say)
             return self._start(say)
 
     def down(self, say: Say) -> None:
@@ -101,6 +103,7 @@ class EmbeddedRuntime:
         with _state.locked(self._lock_file):
             state = _state.load(self._state_file)
             if state is None:
+                self._end_orphans(say)
                 say("embedded: nothing is up")
                 return
             self._end(state)
@@ -174,8 +177,8 @@ class EmbeddedRuntime:
             # Ctrl-C included: nothing is left half-started.
             with _uninterrupted():
                 self._end(_state.load(self._state_file) or state)
-            if isinstance(error, LabError):
-                raise type(error)(f"{error} (logs: {logs})") from None
+            if isinstance(error, EnvironmentBroken):
+                raise EnvironmentBroken(f"{error} (logs: {logs})") from None
             raise
         say(
             f"embedded: up in {time.monotonic() - begin:.0f} s: a head and {access.nodes} workers of "
@@ -200,9 +203,12 @@ class EmbeddedRuntime:
         Raises:
             EnvironmentBroken: a process could not be ended; the state stays, so that `down` can be tried again.
         """
-        # All of a node's processes at once: `ray start` alone would drain for up to 30 s, which saves nothing here.
+        # All of a node's processes at once and soon killed: `ray start` would drain the head for 30 s (measured), which
+        # saves nothing when all of the cluster goes.
         nodes = [record.process() for record in state.records if record.name != "store"]
-        _processes.end(_processes.with_children([each for each in nodes if each is not None]), NODES_PATIENCE_S)
+        _processes.end(
+            _processes.with_children([each for each in nodes if each is not None]), NODES_PATIENCE_S
+        )
         # Then the store: the nodes may have been writing a checkpoint. It would take 15 s to end by itself; what
         # it has answered for is written, so it may be killed (a test writes, downs, ups and reads).
         stores = [record.process() for record in state.records if record.name == "store"]
@@ -220,6 +226,16 @@ class EmbeddedRuntime:
             for socket_path in seaweedfs.stray_sockets(seaweedfs.Ports(**state.store_ports)):
                 Path(socket_path).unlink(missing_ok=True)
         self._state_file.unlink(missing_ok=True)
+
+    def _end_orphans(self, say: Say) -> None:
+        """End what a cluster of this checkout left when its state was deleted from under it."""
+        orphans = _processes.clusters_below(self._root)
+        for cluster_id in sorted(orphans):
+            say("embedded: ending the processes of a cluster whose state file is gone")
+            if _processes.end_marked(cluster_id):
+                raise EnvironmentBroken(
+                    f"processes of a lost cluster do not end ({MARKER}={cluster_id} in their environment): end them."
+                )
 
 
 class _Start:
@@ -289,8 +305,10 @@ class _Start:
         """Start the store when it is the lab's own; its endpoints for the nodes and for the host."""
         if self._settings.store == "external":
             endpoint = _external_endpoint(self._settings)
-            public = self._settings.s3_public_endpoint
-            return endpoint, check_endpoint(public, "S3_PUBLIC_ENDPOINT") if public else endpoint
+            public = self._settings.s3_public_endpoint or endpoint
+            setting = "S3_PUBLIC_ENDPOINT" if self._settings.s3_public_endpoint else "S3_ENDPOINT"
+            probe.probe(self._settings.store_access(public), setting=setting)
+            return endpoint, public
         if self._settings.store == "minio":
             say("embedded: SeaweedFS stands in for MinIO as the store")
         numbers = dict(zip(seaweedfs.Ports.names(), free, strict=True))
@@ -317,21 +335,21 @@ class _Start:
         arguments = seaweedfs.weed_arguments(
             data=str(data), config=str(config), ports=ports, sockets=str(self._scratch)
         )
-        env = {**_base_environment(), MARKER: self._state.cluster_id, "HOME": str(self._scratch)}
+        env = {
+            **_base_environment(),
+            "HOME": str(self._scratch),
+            "LAB_ROOT": str(self._root),
+            MARKER: self._state.cluster_id,
+        }
         self._launch("store", [_weed(), *arguments], env)
         endpoint = f"http://127.0.0.1:{ports.s3}"
         return endpoint, endpoint
 
     def _prove_store(self, endpoint: str, public: str) -> None:
         """Real calls with the training keys; the bucket is made first when the store is the lab's own."""
-        from lab.store import probe
-
-        external = self._settings.store == "external"
+        if self._settings.store == "external":
+            return  # proven before anything was started
         access = self._settings.store_access(public)
-        if external:
-            setting = "S3_PUBLIC_ENDPOINT" if self._settings.s3_public_endpoint else "S3_ENDPOINT"
-            probe.probe(access, setting=setting)
-            return
         port = int(endpoint.rsplit(":", 1)[1])
         self._wait(lambda: _listening("127.0.0.1", port), STORE_LIMIT_S, "the store")
         root = StoreAccess(
@@ -412,6 +430,8 @@ class _Start:
             f"--object-store-memory={OBJECT_STORE_BYTES}",
             f"--temp-dir={self._scratch}/n{index}",
             "--dashboard-agent-listen-port=0",
+            "--min-worker-port=0",  # any: the default range is one that several raylets here would share
+            "--max-worker-port=0",
             "--log-style=record",
             "--log-color=false",
         ]

@@ -30,8 +30,8 @@ from minio.minioadmin import MinioAdmin
 
 from lab.errors import EnvironmentBroken, LabError, UserError
 from lab.settings import StoreAccess
-from lab.store.probe import ensure_bucket, probe, refuses_other_buckets
 from lab.store.policy import bucket_policy
+from lab.store.probe import ensure_bucket, probe, refuses_other_buckets
 
 WAIT_S = 60.0
 """Seconds for the store to answer at all."""
@@ -82,7 +82,9 @@ def answers(endpoint: str) -> None:
         with urllib3.PoolManager(timeout=3.0, retries=False) as pool:
             status = pool.request("GET", f"{endpoint}/").status
     except urllib3.exceptions.HTTPError as error:
-        raise EnvironmentBroken(f"the store at {endpoint} does not answer ({type(error).__name__}).") from None
+        raise EnvironmentBroken(
+            f"the store at {endpoint} does not answer ({type(error).__name__})."
+        ) from None
     if status >= 500:
         raise EnvironmentBroken(f"the store at {endpoint} answers {status}: see `docker compose logs minio`.")
 
@@ -205,7 +207,9 @@ def main(environ: Mapping[str, str] | None = None, tools: Tools | None = None) -
     except LabError as error:
         print(f"bucket: {error}", file=sys.stderr)
         return error.exit_code
-    print(f"bucket: {job.access.bucket} at {job.access.endpoint} is proven with the training keys ({job.store})")
+    print(
+        f"bucket: {job.access.bucket} at {job.access.endpoint} is proven with the training keys ({job.store})"
+    )
     return 0
 
 
