@@ -88,7 +88,8 @@ def test_a_line_that_another_writer_ran_into_gives_no_document() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [f"{MARK} ", f"{MARK} x", f"{MARK} d 0 1 !!!!", f"{MARK} d 0 0 x", f"{MARK} d x 1 a", f"{MARK} d 5 1 a"]
+    "line",
+    [f"{MARK} ", f"{MARK} x", f"{MARK} d 0 1 !!!!", f"{MARK} d 0 0 x", f"{MARK} d x 1 a", f"{MARK} d 5 1 a"],
 )
 def test_rubbish_after_the_mark_is_taken_and_gives_no_document(line: str) -> None:
     receiver = Receiver()

@@ -13,7 +13,13 @@ from pydantic import ValidationError
 from lab.errors import UserError
 from lab.settings import REQUIRED, StoreAccess, load_settings, make_env_file
 
-SECRETS = ("STORE_ROOT_PASSWORD", "S3_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN", "S3_ACCESS_KEY_ID", "STORE_ROOT_USER")
+SECRETS = (
+    "STORE_ROOT_PASSWORD",
+    "S3_SECRET_ACCESS_KEY",
+    "RAY_AUTH_TOKEN",
+    "S3_ACCESS_KEY_ID",
+    "STORE_ROOT_USER",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -187,5 +193,5 @@ def test_store_access_survives_a_node_s_environment() -> None:
 
 
 def test_a_node_without_a_store_says_what_is_missing() -> None:
-    with pytest.raises(UserError, match="^S3_BUCKET, S3_SECRET_ACCESS_KEY is not set on this node"):
+    with pytest.raises(UserError, match=r"^S3_BUCKET, S3_SECRET_ACCESS_KEY is not set on this node"):
         StoreAccess.from_environment({"S3_ENDPOINT": "http://store", "S3_ACCESS_KEY_ID": "key"})

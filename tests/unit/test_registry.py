@@ -1,0 +1,71 @@
+"""The registry is the one list of lessons: the docs and the README repeat it, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+from lab.errors import UserError
+from lab.lessons import find, lessons
+from lab.lessons.contract import Lesson
+from lab.lessons.options import own_fields
+from lab.settings import CHECKOUT
+
+LESSONS = list(lessons().values())
+NAMES = [lesson.name for lesson in LESSONS]
+
+
+def row(lesson: Lesson, page: str) -> str:
+    """A lesson's row in a table of lessons; `page` is its docs page, relative to the table's file."""
+    where = "the head" if lesson.needs.role == "head" else f"{lesson.needs.nodes} or more worker nodes"
+    quick, full = lesson.seconds
+    return f"| [`{lesson.name}`]({page}) | {lesson.title} | {where} | {full} s ({quick} s) |"
+
+
+@pytest.mark.parametrize(("file", "folder"), [("README.md", "docs/"), ("docs/index.md", "")])
+def test_the_tables_of_lessons_are_the_registry_s(file: str, folder: str) -> None:
+    expected = [row(lesson, f"{folder}{lesson.name}.md") for lesson in LESSONS]
+    found = re.findall(r"^\| \[`.*$", (CHECKOUT / file).read_text(), re.MULTILINE)
+    assert found == expected, "put these rows into the table:\n" + "\n".join(expected)
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=NAMES)
+def test_a_lesson_s_page_names_its_command_and_every_claim(lesson: Lesson) -> None:
+    text = (CHECKOUT / "docs" / f"{lesson.name}.md").read_text()
+    assert f"make {lesson.name}" in text
+    missing = [claim.id for claim in lesson.claims if f"`{claim.id}`" not in text]
+    assert not missing
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=NAMES)
+def test_a_lesson_is_complete(lesson: Lesson) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9-]*", lesson.name)
+    assert lesson.title
+    assert lesson.idea
+    assert importlib.util.find_spec(f"lab.observe.{lesson.observe}")
+    ids = [claim.id for claim in lesson.claims]
+    assert ids
+    assert len(set(ids)) == len(ids)
+    assert lesson.breaks, "a lesson has a live twin"
+    for broken in lesson.breaks:
+        assert set(broken.fails) <= set(ids)
+        assert broken.fails
+    assert all(field.metadata.get("help") for field in own_fields(lesson).values())
+    assert 0 < lesson.seconds[0] <= lesson.seconds[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ("frist-run", "did you mean 'first-run'?"),
+        ("first_run", "did you mean 'first-run'?"),
+        ("Multi-Node", "did you mean 'multi-node'?"),
+        ("zzz", "see `lab list`."),
+    ],
+)
+def test_an_unknown_lesson_suggests_the_nearest(asked: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        find(asked)
+    assert str(caught.value) == f"LESSON={asked!r} is not a lesson: {hint}"
