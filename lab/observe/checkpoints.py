@@ -20,7 +20,7 @@ def observe(job: Job) -> dict[str, Any]:
     for entry in storage.files():
         run, _, rest = entry.path.partition("/")
         if not rest:
-            continue  # Ray's `.validate_storage_marker` lies at the root and belongs to no run
+            continue  # a file at the root belongs to no run
         runs[run]["files"] += 1
         runs[run]["bytes"] += entry.size
         if rest.startswith("checkpoint_"):

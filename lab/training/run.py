@@ -30,11 +30,12 @@ SNAPSHOT = "checkpoint_manager_snapshot.json"
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run ended early: the exception's class and its first sentence, and the rank it came from."""
+    """Why a run ended early: the exception's class, its first line, the rank it came from, its whole text."""
 
     kind: str
     message: str
     rank: int | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ def _collateral(error: BaseException) -> bool:
 
 def _failure(error: BaseException, rank: int | None) -> Failure:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return Failure(type(error).__name__, lines[0] if lines else "no message", rank)
+    return Failure(type(error).__name__, lines[0] if lines else "no message", rank, str(error))
 
 
 def _outcome(
