@@ -17,6 +17,7 @@ import typer
 
 from lab import errors
 from lab.console import make_console, make_error_console, print_claims, short
+from lab.data import delete, holdings
 from lab.errors import EnvironmentBroken, LabError, UserError
 from lab.jobs import JobsClient, run_job
 from lab.lessons import find, lessons, preflight
@@ -24,6 +25,7 @@ from lab.lessons.contract import Lesson
 from lab.lessons.options import option, own_fields, parameters
 from lab.lessons.run import check_all, default_local_root, log_of, run_lesson, visible
 from lab.report.results import find_result, read_results
+from lab.runtimes import compose
 from lab.runtimes.choice import choose, make_runtime
 from lab.runtimes.protocol import Access, Runtime
 from lab.settings import ROOT, Settings, load_settings, make_env_file
@@ -376,6 +378,55 @@ def checkpoints_clean(
         say(f"{verb} {location}/{name}: {found['files']} files, {found['bytes']:,} bytes")
     if not yes:
         say("nothing was deleted: add --yes.")
+
+
+@app.command("clean-data")
+def clean_data(yes: Annotated[bool, typer.Option("--yes", help="really delete")] = False) -> None:
+    """Show what results, storage, logs and volumes there are; with --yes delete them."""
+    settings = load_settings()
+    for name in ("embedded", "compose"):
+        if name == "compose" and compose.engine_problem():
+            continue
+        if make_runtime(name, settings).status():
+            raise UserError(f"the {name} cluster is up and uses its data: `make down RUNTIME={name}` first.")
+    found = holdings(ROOT, settings.project)
+    if not found:
+        say("there is no data.")
+    for holding in found:
+        size = "" if holding.bytes is None else f", {holding.bytes / 1e6:,.1f} MB"
+        say(f"{'deleting' if yes else 'would delete'} {holding.kind} {holding.name}{size}")
+        if yes:
+            delete(holding)
+    if found and not yes:
+        say("nothing was deleted: add --yes (make clean-data YES=1).")
+
+
+images_app = typer.Typer(help="The lab's container images.", no_args_is_help=True)
+app.add_typer(images_app, name="images")
+
+
+@images_app.command("build")
+def images_build() -> None:
+    """Build the lab's images."""
+    _compose().build(say)
+
+
+@images_app.command("pull")
+def images_pull() -> None:
+    """Fetch and build all that a demo will need, for tomorrow without a network."""
+    settings = load_settings()
+    choice = choose(settings)
+    if choice.name == "embedded":
+        say(f"runtime: embedded ({choice.why}): .venv has all that it needs.")
+        return
+    _compose().pull(say)
+
+
+def _compose() -> compose.ComposeRuntime:
+    problem = compose.engine_problem()
+    if problem:
+        raise UserError(f"no images can be had here: {problem}")
+    return compose.ComposeRuntime(load_settings())
 
 
 @app.command()

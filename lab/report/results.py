@@ -48,7 +48,7 @@ def find_result(root: Path, run: str) -> dict[str, Any]:
     Raises:
         UserError: there is none of that name.
     """
-    for result in reversed(read_results(root)):
-        if result["run"] == run:
-            return result
+    found = [result for result in read_results(root) if result["run"] == run]
+    if found:
+        return found[-1]
     raise UserError(f"RUN={run!r} has no result below {root / 'results'}: see `lab results`.")
