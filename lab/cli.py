@@ -130,10 +130,10 @@ def _describe(item: Lesson) -> None:
 def run(
     context: typer.Context,
     lesson: Annotated[str, typer.Argument(help="a lesson's name, several with commas, or `all`")],
-    workers: Annotated[int | None, typer.Option(help="ranks (LAB_WORKERS)")] = None,
-    nodes: Annotated[int | None, typer.Option(help="worker nodes (LAB_NODES)")] = None,
+    workers: Annotated[str | None, typer.Option(metavar="N", help="ranks (LAB_WORKERS)")] = None,
+    nodes: Annotated[str | None, typer.Option(metavar="N", help="worker nodes (LAB_NODES)")] = None,
     storage: Annotated[str | None, typer.Option(help="local path or s3:// URI (LAB_STORAGE)")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed (LAB_SEED)")] = None,
+    seed: Annotated[str | None, typer.Option(metavar="N", help="seed (LAB_SEED)")] = None,
     name: Annotated[str | None, typer.Option(help="run name; an existing one resumes (LAB_NAME)")] = None,
     fresh: Annotated[
         bool | None, typer.Option("--fresh", help="delete the named run first (LAB_FRESH)")
@@ -244,7 +244,7 @@ def choose_runtime() -> None:
 
 
 @app.command()
-def up(nodes: Annotated[int | None, typer.Option(help="worker nodes (LAB_NODES)")] = None) -> None:
+def up(nodes: Annotated[str | None, typer.Option(metavar="N", help="worker nodes (LAB_NODES)")] = None) -> None:
     """Start the cluster and the store; return when both are proven healthy."""
     settings = load_settings(nodes=nodes)
     runtime = _runtime(settings)

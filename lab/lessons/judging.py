@@ -52,4 +52,7 @@ def divides(global_batch: int, workers: int) -> None:
     Raises:
         UserError: it does not; the sentence proposes the nearest that do.
     """
-    worker_batch_size(global_batch, workers)
+    try:
+        worker_batch_size(global_batch, workers)
+    except UserError as error:
+        raise UserError(f"--global-batch={global_batch} does not go with LAB_WORKERS={workers}: {error}") from None

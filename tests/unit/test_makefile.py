@@ -13,30 +13,13 @@ from lab.lessons import lessons
 from lab.settings import CHECKOUT, Settings
 
 TEXT = (CHECKOUT / "Makefile").read_text()
-TARGETS = [
-    "demo",
-    "test",
-    "test-full",
-    "check",
-    "setup",
-    "up",
-    "down",
-    "status",
-    "doctor",
-    "dashboard",
-    "logs",
-    "run",
-    "lessons",
-    "images",
-    "pull",
-    "base-image",
-    "store-check",
-    "bench-start",
-    "clean",
-    "clean-data",
-    "list",
-    "results",
-]
+TARGETS = re.findall(
+    "[a-z-]+",
+    """
+    demo test setup run lessons list results up down status doctor dashboard logs images pull base-image
+    store-check bench-start check test-full clean clean-data
+    """,
+)
 
 
 def variable(name: str) -> list[str]:

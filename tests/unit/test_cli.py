@@ -1,0 +1,186 @@
+"""The command's answers to mistakes: one sentence, exit 2, within 5 s, nothing started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lab.lessons import lessons
+from lab.settings import CHECKOUT, make_env_file
+
+LIMIT_S = 5.0
+SECRET = "s3cret"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def lab(root: Path, *words: str, **variables: str) -> Answer:
+    """Run the command with a root of its own and no knob but those given; never with an engine at hand."""
+    (root.parent / "no-programs").mkdir(exist_ok=True)
+    kept = ("LAB_", "S3_", "STORE_", "RAY_", "COMPOSE_", "DOCKER_")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(kept)}
+    environment |= {
+        "LAB_ROOT": str(root),
+        "PATH": str(root.parent / "no-programs"),
+        "LAB_RUNTIME": "embedded",
+    }
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", *words],
+        cwd=CHECKOUT,
+        env=environment | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    return folder
+
+
+def left(root: Path) -> set[str]:
+    """What a command left in its root beside `.env`."""
+    return {path.name for path in root.iterdir()} - {".env"}
+
+
+def assert_refused(answer: Answer, *parts: str) -> None:
+    assert answer.code == 2, answer
+    assert answer.out == ""
+    assert answer.err.count("\n") == 1, "one sentence"
+    assert "Traceback" not in answer.err
+    for part in parts:
+        assert part in answer.err
+    assert answer.seconds < LIMIT_S
+
+
+REFUSED: list[tuple[list[str], Mapping[str, str], tuple[str, ...]]] = [
+    (["run", "frist-run"], {}, ("LESSON='frist-run'", "did you mean 'first-run'?")),
+    (["run", "first-run,zzz"], {}, ("LESSON='zzz'", "lab list")),
+    (["list", "multinode"], {}, ("LESSON='multinode'", "multi-node")),
+    (["run", "first-run", "--workers", "0"], {}, ("LAB_WORKERS=0", "greater than or equal to 1")),
+    (["run", "first-run"], {"LAB_WORKERS": "-2"}, ("LAB_WORKERS='-2'", "greater than or equal to 1")),
+    (["run", "first-run", "--workers", "many"], {}, ("LAB_WORKERS='many'", "integer")),
+    (["run", "first-run", "--workers", "5"], {}, ("LAB_WORKERS=5", "have 4 CPUs", "need 5")),
+    (["run", "multi-node", "--workers", "9"], {}, ("LAB_WORKERS=9", "have 8 CPUs", "need 9")),
+    (["run", "multi-node", "--workers", "1"], {}, ("LAB_WORKERS=1", "2 nodes")),
+    (["run", "multi-node"], {"LAB_NODES": "1"}, ("LAB_NODES=1", "needs 2")),
+    (["run", "first-run"], {"LAB_NODE_CPUS": "0"}, ("LAB_NODE_CPUS='0'", "greater than or equal to 1")),
+    (["run", "first-run", "--workers", "3"], {}, ("LAB_WORKERS=3", "--global-batch=64", "2 or 4 workers")),
+    (
+        ["run", "multi-node", "--storage", "/data/runs"],
+        {},
+        ("LAB_STORAGE=/data/runs", "s3://", "S3_ENDPOINT"),
+    ),
+    (["run", "first-run", "--storage", "s3:/lab/x"], {}, ("LAB_STORAGE='s3:/lab/x'", "s3://bucket/prefix")),
+    (["run", "first-run", "--storage", "s3://lab/my runs"], {}, ("LAB_STORAGE=", "space")),
+    (["run", "multi-node", "--storage", "s3://"], {}, ("LAB_STORAGE='s3://'", "no bucket")),
+    (["run", "first-run"], {"LAB_STORAGE": "runs"}, ("LAB_STORAGE='runs'", "not absolute")),
+    (["run", "first-run", "--name", "../x"], {}, ("LAB_NAME='../x'", "letters")),
+    (["run", "first-run", "--name", "a/b"], {}, ("LAB_NAME='a/b'", "letters")),
+    (["run", "first-run", "--fresh"], {}, ("LAB_FRESH", "LAB_NAME")),
+    (["run", "first-run,multi-node", "--name", "mine"], {}, ("LAB_NAME='mine'", "one lesson")),
+    (["run", "first-run", "--epoch", "3"], {}, ("'--epoch'", "did you mean --epochs?")),
+    (["run", "first-run", "--epochs", "x"], {}, ("--epochs='x'", "whole number")),
+    (["run", "first-run", "--break", "everything"], {}, ("--break='everything'", "can break")),
+    (["run", "first-run"], {"LAB_RUNTIME": "podman"}, ("LAB_RUNTIME='podman'", "embedded, compose")),
+    (["up"], {"LAB_STORE": "ceph"}, ("LAB_STORE='ceph'", "minio, seaweedfs, external")),
+    (["run", "first-run"], {"LAB_RUNTIME": "compose"}, ("LAB_RUNTIME=compose", "engine")),
+    (["up"], {"LAB_DASHBOARD_PORT": "70000"}, ("LAB_DASHBOARD_PORT='70000'", "65535")),
+    (["results", "no-such-run"], {}, ("RUN='no-such-run'", "lab results")),
+    (["logs", "../.env"], {}, ("RUN='../.env'",)),
+    (["run"], {}, ("'lesson'", "lab --help")),
+    (["rnu", "first-run"], {}, ("rnu", "lab --help")),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "parts"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED]
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_started(
+    root: Path, words: list[str], variables: Mapping[str, str], parts: tuple[str, ...]
+) -> None:
+    assert_refused(lab(root, *words, **variables), *parts)
+    assert left(root) == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"RAY_AUTH_TOKEN": None}, ("RAY_AUTH_TOKEN is missing", "make setup")),
+        ({"S3_ACCESS_KEY_ID": None}, ("S3_ACCESS_KEY_ID is missing", "make setup")),
+        ({"S3_SECRET_ACCESS_KEY": SECRET}, ("S3_SECRET_ACCESS_KEY=***", "length")),
+        ({"STORE_ROOT_PASSWORD": SECRET * 7}, ("STORE_ROOT_PASSWORD=***", "length")),
+    ],
+)
+def test_a_damaged_env_file_is_one_sentence_and_left_alone(
+    root: Path, change: dict[str, str | None], parts: tuple[str, ...]
+) -> None:
+    path = root / ".env"
+    make_env_file(path)
+    lines = [line for line in path.read_text().splitlines() if line.partition("=")[0] not in change]
+    path.write_text("\n".join([*lines, *(f"{key}={value}" for key, value in change.items() if value)]) + "\n")
+    before = path.read_text()
+    answer = lab(root, "run", "first-run")
+    assert_refused(answer, *parts, str(path))
+    assert SECRET not in answer.err
+    assert path.read_text() == before
+    assert left(root) == set()
+
+
+def test_setup_makes_the_env_file_once_and_prints_no_secret(root: Path) -> None:
+    first = lab(root, "setup")
+    content = (root / ".env").read_text()
+    second = lab(root, "setup")
+    assert (first.code, second.code) == (0, 0)
+    assert "mode 600" in first.out
+    assert "left as it is" in second.out
+    assert (root / ".env").read_text() == content
+    for line in content.splitlines():
+        key, _, value = line.partition("=")
+        if key.endswith(("PASSWORD", "SECRET_ACCESS_KEY", "TOKEN")):
+            assert value not in first.out + first.err + second.out + second.err
+
+
+def test_list_names_are_the_registry(root: Path) -> None:
+    answer = lab(root, "list", "--names")
+    assert (answer.code, answer.out.split()) == (0, list(lessons()))
+    assert left(root) == set()
+
+
+def test_without_a_cluster_status_down_and_results_are_calm(root: Path) -> None:
+    for words, said in (
+        (["status"], "nothing is up"),
+        (["down"], "nothing is up"),
+        (["results"], "no results yet"),
+    ):
+        answer = lab(root, *words)
+        assert answer.code == 0, answer
+        assert said in answer.out
+
+
+def test_choose_prints_the_runtime_alone_and_the_reason_beside_it(root: Path) -> None:
+    answer = lab(root, "choose", LAB_RUNTIME="auto")
+    assert (answer.code, answer.out) == (0, "embedded\n")
+    assert "no containers here" in answer.err
