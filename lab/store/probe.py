@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import certifi
@@ -19,7 +20,7 @@ import urllib3
 from minio import Minio
 from minio.error import InvalidResponseError, S3Error, ServerError
 
-from lab.errors import LabError, UserError
+from lab.errors import UserError
 from lab.settings import StoreAccess
 from lab.storage import check_endpoint
 
@@ -65,9 +66,24 @@ def probe(access: StoreAccess, *, setting: str = "S3_ENDPOINT", limit_s: float =
         UserError: one sentence with the setting that is wrong.
     """
     check_endpoint(access.endpoint, setting)
-    end = time.monotonic() + limit_s
-    _resolve(access, setting, limit_s * 0.6)
-    # Half a limit an answer: a frozen server is named by the first of them, within the whole limit.
+    begin = time.monotonic()
+    parts = urlsplit(access.endpoint)
+    host = parts.hostname or ""
+    try:
+        _within(limit_s * 0.6, lambda: socket.getaddrinfo(host, parts.port or 443, type=socket.SOCK_STREAM))
+    except OSError:
+        raise UserError(
+            f"{setting}={access.endpoint} names the unknown host {host!r}: correct the host name."
+        ) from None
+    left = begin + limit_s - time.monotonic()
+    try:
+        _within(left, lambda: _exchange(access, setting, limit_s))
+    except TimeoutError:
+        raise _too_slow(access, setting, limit_s) from None
+
+
+def _exchange(access: StoreAccess, setting: str, limit_s: float) -> None:
+    # Less than half the limit an answer: a frozen server is named by the first of them.
     store = client(access, timeout_s=min(2.0, limit_s * 0.4))
     key = f"{_PREFIX}/{uuid.uuid4().hex}"
     content = key.encode()
@@ -76,22 +92,16 @@ def probe(access: StoreAccess, *, setting: str = "S3_ENDPOINT", limit_s: float =
             store.put_object(access.bucket, key, io.BytesIO(content), len(content))
         except S3Error as error:
             raise _write_refused(store, access, setting, error) from None
-        _in_time(end, access, setting, limit_s)
         response = store.get_object(access.bucket, key)
         try:
             read = response.read()
         finally:
             response.close()
             response.release_conn()
-        _in_time(end, access, setting, limit_s)
         listed = [
-            item.object_name
-            for item in store.list_objects(access.bucket, prefix=f"{_PREFIX}/", recursive=True)
+            item.object_name for item in store.list_objects(access.bucket, f"{_PREFIX}/", recursive=True)
         ]
-        _in_time(end, access, setting, limit_s)
         store.remove_object(access.bucket, key)
-    except LabError:
-        raise
     except S3Error as error:
         raise _s3_sentence(access, setting, error) from None
     except (InvalidResponseError, ServerError, urllib3.exceptions.HTTPError, ValueError, OSError) as error:
@@ -103,9 +113,28 @@ def probe(access: StoreAccess, *, setting: str = "S3_ENDPOINT", limit_s: float =
         )
 
 
-def _in_time(end: float, access: StoreAccess, setting: str, limit_s: float) -> None:
-    if time.monotonic() > end:
-        raise _too_slow(access, setting, limit_s)
+def _within(limit_s: float, call: Callable[[], object]) -> None:
+    """Call with a limit that the resolver, or a server that drips a byte a second, would not keep.
+
+    Raises:
+        TimeoutError: the limit has passed; the call's thread ends by itself some time.
+        Exception: what the call raised.
+    """
+    raised: list[Exception] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  handed to the caller's thread, which raises it
+            raised.append(error)
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    if not done.wait(max(0.0, limit_s)):
+        raise TimeoutError
+    if raised:
+        raise raised[0]
 
 
 def _too_slow(access: StoreAccess, setting: str, limit_s: float) -> UserError:
@@ -113,27 +142,6 @@ def _too_slow(access: StoreAccess, setting: str, limit_s: float) -> UserError:
         f"{setting}={access.endpoint} did not answer within {limit_s:g} s: check that the store there runs, "
         "or correct the address."
     )
-
-
-def _resolve(access: StoreAccess, setting: str, limit_s: float) -> None:
-    """Look the host up with a limit, which the resolver itself does not have."""
-    parts = urlsplit(access.endpoint)
-    host = parts.hostname or ""
-    failure: list[OSError] = []
-    done = threading.Event()
-
-    def look_up() -> None:
-        try:
-            socket.getaddrinfo(host, parts.port or 443, type=socket.SOCK_STREAM)
-        except OSError as error:
-            failure.append(error)
-        done.set()
-
-    threading.Thread(target=look_up, daemon=True).start()
-    if not done.wait(limit_s) or failure:
-        raise UserError(
-            f"{setting}={access.endpoint} names the unknown host {host!r}: correct the host name."
-        )
 
 
 def _write_refused(store: Minio, access: StoreAccess, setting: str, error: S3Error) -> UserError:
