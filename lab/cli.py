@@ -244,7 +244,9 @@ def choose_runtime() -> None:
 
 
 @app.command()
-def up(nodes: Annotated[str | None, typer.Option(metavar="N", help="worker nodes (LAB_NODES)")] = None) -> None:
+def up(
+    nodes: Annotated[str | None, typer.Option(metavar="N", help="worker nodes (LAB_NODES)")] = None,
+) -> None:
     """Start the cluster and the store; return when both are proven healthy."""
     settings = load_settings(nodes=nodes)
     runtime = _runtime(settings)

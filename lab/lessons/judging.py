@@ -55,4 +55,6 @@ def divides(global_batch: int, workers: int) -> None:
     try:
         worker_batch_size(global_batch, workers)
     except UserError as error:
-        raise UserError(f"--global-batch={global_batch} does not go with LAB_WORKERS={workers}: {error}") from None
+        raise UserError(
+            f"--global-batch={global_batch} does not go with LAB_WORKERS={workers}: {error}"
+        ) from None
