@@ -105,7 +105,7 @@ def _exchange(access: StoreAccess, setting: str, limit_s: float) -> None:
     except S3Error as error:
         raise _s3_sentence(access, setting, error) from None
     except (InvalidResponseError, ServerError, urllib3.exceptions.HTTPError, ValueError, OSError) as error:
-        raise _transport_sentence(access, setting, error) from None
+        raise _transport_sentence(access, setting, error, limit_s) from None
     if read != content or key not in listed:
         raise UserError(
             f"{setting}={access.endpoint} does not give back what was written to S3_BUCKET={access.bucket}: "
@@ -185,7 +185,9 @@ def _s3_sentence(access: StoreAccess, setting: str, error: S3Error) -> UserError
     )
 
 
-def _transport_sentence(access: StoreAccess, setting: str, error: Exception) -> UserError:
+def _transport_sentence(
+    access: StoreAccess, setting: str, error: Exception, limit_s: float = LIMIT_S
+) -> UserError:
     parts = urlsplit(access.endpoint)
     shown = f"{setting}={access.endpoint}"
     chain = list(_causes(error))
@@ -194,20 +196,22 @@ def _transport_sentence(access: StoreAccess, setting: str, error: Exception) -> 
         return UserError(
             f"{shown} has a certificate that is not trusted: set S3_CA_BUNDLE to its authority's file."
         )
-    timed_out = any(isinstance(each, urllib3.exceptions.TimeoutError | TimeoutError) for each in chain)
-    if timed_out:
-        return _too_slow(access, setting, LIMIT_S)
-    if any(isinstance(each, ssl.SSLError | urllib3.exceptions.SSLError) for each in chain):
-        return UserError(f"{shown} is not an https port: write http://{parts.netloc} or give the https port.")
-    if any(
-        isinstance(each, urllib3.exceptions.NewConnectionError | ConnectionRefusedError) for each in chain
-    ):
+    # Before the time-outs, among which urllib3 counts a refused connection.
+    if any(_is(each, urllib3.exceptions.NewConnectionError, ConnectionRefusedError) for each in chain):
         return UserError(f"{shown} is refused, nothing listens there: correct the port or start the store.")
+    if any(_is(each, urllib3.exceptions.TimeoutError, TimeoutError) for each in chain):
+        return _too_slow(access, setting, limit_s)
+    if any(_is(each, urllib3.exceptions.SSLError, ssl.SSLError) for each in chain):
+        return UserError(f"{shown} is not an https port: write http://{parts.netloc} or give the https port.")
     if parts.scheme == "http" and _speaks_tls(parts.hostname or "", parts.port or 80):
         return UserError(f"{shown} is an https port: write https://{parts.netloc}.")
     return UserError(
         f"{shown} does not speak S3 ({type(error).__name__}): correct the address or the scheme."
     )
+
+
+def _is(error: BaseException, *kinds: type[BaseException]) -> bool:
+    return isinstance(error, kinds)
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
