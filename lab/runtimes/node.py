@@ -86,21 +86,19 @@ def alive() -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    match list(arguments):
-        case ["head" | "worker" as role]:
-            command = start_command(role, own_address(), os.environ)
-            os.execvp(command[0], command)
-        case ["alive"]:
-            try:
-                if alive():
-                    return 0
-                print("node: the cluster's node list does not have this node alive", file=sys.stderr)
-            except (OSError, KeyError, ValueError) as error:
-                print(f"node: asking the head failed: {type(error).__name__}: {error}", file=sys.stderr)
-            return 1
-        case _:
-            print("usage: python -m lab.runtimes.node head|worker|alive", file=sys.stderr)
-            return 2
+    if len(arguments) != 1 or arguments[0] not in ("head", "worker", "alive"):
+        print("usage: python -m lab.runtimes.node head|worker|alive", file=sys.stderr)
+        return 2
+    if arguments[0] != "alive":
+        command = start_command(arguments[0], own_address(), os.environ)
+        os.execvp(command[0], command)
+    try:
+        if alive():
+            return 0
+        print("node: the cluster's node list does not have this node alive", file=sys.stderr)
+    except (OSError, KeyError, ValueError) as error:
+        print(f"node: asking the head failed: {type(error).__name__}: {error}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
