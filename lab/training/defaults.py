@@ -4,7 +4,7 @@ from __future__ import annotations
 
 POLL_INTERVAL_S = 0.1
 COLLECTIVE_TIMEOUT_S = 30.0
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 TORCH_TIMEOUT_S = 60.0
 
 

@@ -55,6 +55,8 @@ class LoopConfig:
     """Epochs between two checkpoints; the last epoch always has one. 0: none at all."""
     evaluate: bool = True
     loader_workers: int = 0
+    other_world_size: Literal["keep", "refuse"] = "keep"
+    """When resumed with another number of ranks: keep the global batch (each rank takes more or less), or refuse."""
     record_epochs: int = 2
     """Of the first so many epochs of an attempt, which sample ids a rank saw goes into its observations."""
 
@@ -117,6 +119,12 @@ class Training:
                 f"global batch {settings.global_batch} differs from the {saved.global_batch} with which run "
                 f"{rank.run} was begun: use {saved.global_batch}, another name, or --fresh."
             )
+        if saved and settings.other_world_size == "refuse" and saved.world_size != rank.world_size:
+            raise UserError(
+                f"workers={rank.world_size} differs from the {saved.world_size} with which the state of run {rank.run} "
+                f"was saved: use {saved.world_size}, or other_world_size='keep', which keeps the global batch of "
+                f"{saved.global_batch}."
+            )
         if saved and saved.model is not None:
             model.load_state_dict(saved.model)
         self.model = ray.train.torch.prepare_model(model) if settings.prepare_model else model
@@ -152,7 +160,7 @@ class Training:
         """Train the epochs that are left, report each, and hand back what this rank saw."""
         metrics: dict[str, Any] = {}
         while self.epoch < self.settings.epochs:
-            metrics = self._epoch()
+            metrics = self.do_epoch()
             stop = self.settings.stop_after_epoch
             if stop is not None and self.epoch > stop:
                 break
@@ -160,7 +168,8 @@ class Training:
             report(self.rank, {**metrics, "loss": metrics.get("loss", 0.0), "late": 1})
         observe_rank(self.rank, self.seen())
 
-    def _epoch(self) -> dict[str, Any]:
+    def do_epoch(self) -> dict[str, Any]:
+        """Train and report one epoch; returns its metrics."""
         settings, rank = self.settings, self.rank
         began = time.perf_counter()
         self._set_epoch()
@@ -178,13 +187,14 @@ class Training:
             self.step += 1
             if self.first_step_at is None:
                 self.first_step_at = time.time()
-            losses.append(loss.detach())
+            losses.append(loss.detach().double() * len(x))
             seen += ids.tolist()
         if len(self.ids) < settings.record_epochs:
             self.ids.append({"epoch": self.epoch, "ids": seen})
         metrics: dict[str, Any] = {
             "epoch": self.epoch,
-            "loss": float(torch.stack(losses).mean()),
+            # over all ranks: the history is then the same on each, whoever's state a resumed run starts from
+            "loss": _mean(torch.stack(losses).sum(), len(seen), rank.world_size),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "step": self.step,
         }
@@ -323,6 +333,13 @@ def _loss(settings: LoopConfig, output: torch.Tensor, y: torch.Tensor) -> torch.
     if settings.dataset == "digits":
         return functional.cross_entropy(output, y)
     return functional.mse_loss(output, y)
+
+
+def _mean(total: torch.Tensor, count: int, world_size: int) -> float:
+    sums = torch.stack([total, torch.tensor(float(count), dtype=torch.float64)])
+    if world_size > 1:
+        dist.all_reduce(sums)
+    return float(sums[0] / sums[1])
 
 
 def _local_gradient(settings: LoopConfig, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> str:
