@@ -16,6 +16,9 @@ import psutil
 MARKER = "LAB_CLUSTER_ID"
 """In the environment of every process of a cluster, children included."""
 
+SCRATCH = "LAB_SCRATCH"
+"""Beside it: the cluster's scratch folder."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -61,9 +64,13 @@ def marked(cluster_id: str) -> list[psutil.Process]:
     return [process for process, env in _environments() if env.get(MARKER) == cluster_id]
 
 
-def clusters_below(root: Path) -> set[str]:
-    """The ids of the clusters of the checkout `root` of which a process still runs."""
-    return {env[MARKER] for _, env in _environments() if MARKER in env and env.get("LAB_ROOT") == str(root)}
+def clusters_below(root: Path) -> dict[str, str]:
+    """The clusters of the checkout `root` of which a process still runs: scratch folder by id."""
+    return {
+        env[MARKER]: env.get(SCRATCH, "")
+        for _, env in _environments()
+        if MARKER in env and env.get("LAB_ROOT") == str(root)
+    }
 
 
 def _environments() -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:

@@ -46,6 +46,7 @@ KEPT_LOGS = 5
 # The settings' own defaults, which mean "any free port" here: see `_Start._dashboard_port`.
 _DEFAULT_DASHBOARD_PORT = 8265
 _DEFAULT_S3_PORT = 9000
+_SCRATCH_PREFIX = "lab-"
 
 _NOT_INHERITED = (
     "RAY_",
@@ -165,7 +166,7 @@ class EmbeddedRuntime:
         begin = time.monotonic()
         cluster_id = uuid.uuid4().hex
         # Ray puts Unix sockets below here: their paths may have 107 characters, a checkout's own may be too long.
-        scratch = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir="/tmp"))
         logs = self._lab / "logs" / f"embedded-{time.strftime('%Y%m%d-%H%M%S')}-{cluster_id[:8]}"
         logs.mkdir(parents=True, exist_ok=True)
         state = State(cluster_id, str(scratch), str(logs))
@@ -229,13 +230,14 @@ class EmbeddedRuntime:
 
     def _end_orphans(self, say: Say) -> None:
         """End what a cluster of this checkout left when its state was deleted from under it."""
-        orphans = _processes.clusters_below(self._root)
-        for cluster_id in sorted(orphans):
+        for cluster_id, scratch in sorted(_processes.clusters_below(self._root).items()):
             say("embedded: ending the processes of a cluster whose state file is gone")
             if _processes.end_marked(cluster_id):
                 raise EnvironmentBroken(
                     f"processes of a lost cluster do not end ({MARKER}={cluster_id} in their environment): end them."
                 )
+            if Path(scratch).name.startswith(_SCRATCH_PREFIX):
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 class _Start:
@@ -338,8 +340,7 @@ class _Start:
         env = {
             **_base_environment(),
             "HOME": str(self._scratch),
-            "LAB_ROOT": str(self._root),
-            MARKER: self._state.cluster_id,
+            **self._marks(),
         }
         self._launch("store", [_weed(), *arguments], env)
         endpoint = f"http://127.0.0.1:{ports.s3}"
@@ -405,9 +406,8 @@ class _Start:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
             "GLOO_SOCKET_IFNAME": loopback,
-            "LAB_ROOT": str(self._root),
+            **self._marks(),
             "LAB_LOCAL_STORAGE": str(self._local),
-            MARKER: self._state.cluster_id,
             "no_proxy": no_proxy,
             "NO_PROXY": no_proxy,
         }
@@ -451,6 +451,14 @@ class _Start:
         self._wait(complete, NODES_LIMIT_S, lambda: missing[0])
 
     # Common to both
+
+    def _marks(self) -> dict[str, str]:
+        """By which `down` finds a process even when it left its parent, or when the state file is gone."""
+        return {
+            "LAB_ROOT": str(self._root),
+            MARKER: self._state.cluster_id,
+            _processes.SCRATCH: self._state.scratch,
+        }
 
     def _launch(
         self, name: str, command: list[str], env: dict[str, str], node: int | None = None, address: str = ""
