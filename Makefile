@@ -119,8 +119,9 @@ base-image: ## Make the base image from Debian's packages, where none can be pul
 ##@ Measuring
 
 .PHONY: store-check
-store-check: $(VENV)/.cluster $(VENV)/.dev ## The S3 contract tests against the store that is up, or that S3_ENDPOINT names
-	@$(BIN)/python -m pytest tests/embedded/test_store_contract.py $(TESTS)
+store-check: $(VENV)/.cluster $(VENV)/.dev ## The S3 contract tests against the store that S3_ENDPOINT names, or that is up
+	@LAB_TEST_STORE=1 LAB_TEST_RUNTIMES=$$($(LAB) choose 2>/dev/null) \
+	  $(BIN)/python -m pytest tests/embedded/test_store_contract.py $(TESTS)
 
 .PHONY: bench-start
 bench-start: $(VENV)/.cluster ## Seconds from command to first optimizer step, against torchrun

@@ -17,6 +17,8 @@ import pytest
 # Before `lab.settings` is imported: the tests never touch the checkout's own `.env`, cluster or data.
 _ROOT = Path(tempfile.mkdtemp(prefix="lab-tests-"))
 os.environ["LAB_ROOT"] = str(_ROOT)
+GIVEN_STORE = {name: value for name, value in os.environ.items() if name.startswith("S3_")}
+"""A store that the user named: for `make store-check` alone."""
 for _name in [name for name in os.environ if name.startswith(("S3_", "LAB_")) and not name.startswith("LAB_TEST_")]:
     if _name not in ("LAB_ROOT", "LAB_REQUIRE_COMPOSE", "LAB_STORE", "LAB_BASE_IMAGE"):
         os.environ.pop(_name)
