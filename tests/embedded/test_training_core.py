@@ -48,16 +48,16 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parent)]))
         folder = tempfile.mkdtemp(prefix="lt-")  # short: socket paths below it are limited to 107 bytes
-        ray.init(
-            address="local",
-            num_cpus=4,
-            labels={"lab-role": "head"},
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="warning",
-            _temp_dir=folder,
-        )
         try:
+            ray.init(
+                address="local",
+                num_cpus=4,
+                labels={"lab-role": "head"},
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="warning",
+                _temp_dir=folder,
+            )
             yield open_storage(parse_location(str(tmp_path_factory.mktemp("storage"))))
         finally:
             ray.shutdown()
