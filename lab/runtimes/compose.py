@@ -6,13 +6,12 @@ import errno
 import json
 import socket
 import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 
 from lab.errors import EnvironmentBroken, LabError, UserError
 from lab.runtimes.engine import ANSWER_S, call, engine_problem
-from lab.runtimes.images import images_missing, images_obtainable, images_problem, obtain
-from lab.runtimes.project import FILE, NODE_STORE, Container, compose, containers, environment
+from lab.runtimes.images import digests, images_missing, images_obtainable, images_problem, obtain
+from lab.runtimes.project import FILE, NODE_STORE, SOURCE, Container, compose, containers, environment
 from lab.runtimes.protocol import Access, Part, Say
 from lab.settings import ROOT, Settings
 
@@ -28,13 +27,13 @@ S3_INSIDE = 9000
 _LOG_LINES = 40
 
 
-@dataclass(frozen=True)
 class ComposeRuntime:
     """One container for the head, each worker and the store (see `docker-compose.yml`)."""
 
-    settings: Settings
-    name: str = "compose"
-    verbs: frozenset[str] = frozenset({"up", "down", "status", "submit"})
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name = "compose"
+        self.verbs = frozenset({"up", "down", "status", "submit"})
 
     def up(self, say: Say) -> Access:
         self._need_engine()
@@ -72,9 +71,9 @@ class ComposeRuntime:
             [
                 "compose",
                 "--project-directory",
-                str(ROOT),
+                str(SOURCE),
                 "--file",
-                str(ROOT / FILE),
+                str(SOURCE / FILE),
                 "down",
                 "--remove-orphans",
             ],
@@ -119,6 +118,9 @@ class ComposeRuntime:
         if not any(each.running for each in found):
             return []
         return [_part(each) for each in found]
+
+    def captured(self) -> dict[str, str]:
+        return {f"image {name}": digest for name, digest in digests(self.settings).items()}
 
     def diagnose(self) -> str:
         problem = engine_problem()

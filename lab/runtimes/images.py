@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab.errors import EnvironmentBroken
 from lab.runtimes.engine import ANSWER_S, call
-from lab.runtimes.project import compose, described
+from lab.runtimes.project import SOURCE, compose, described
 from lab.runtimes.protocol import Say
 from lab.settings import ROOT, Settings
 
@@ -51,7 +51,7 @@ def needed(settings: Settings) -> list[Image]:
     return list(images.values())
 
 
-def pins(root: Path = ROOT) -> str:
+def pins(root: Path = SOURCE) -> str:
     """A digest of what decides an image's content but for the lab's own code, which is mounted."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     digest = hashlib.sha256(
@@ -152,7 +152,7 @@ def build_environment(environ: Mapping[str, str]) -> dict[str, str]:
     values = {"LAB_PINS": pins(), "LAB_REVISION": _revision()}
     try:
         found = subprocess.run(
-            [str(ROOT / "scripts" / "torch-source"), "--image", sys.executable],
+            [str(SOURCE / "scripts" / "torch-source"), "--image", sys.executable],
             capture_output=True,
             text=True,
             timeout=SOURCE_S,
@@ -193,7 +193,7 @@ def _here(name: str) -> bool:
 def _revision() -> str:
     try:
         found = subprocess.run(
-            ["git", "-C", str(ROOT), "rev-parse", "HEAD"],
+            ["git", "-C", str(SOURCE), "rev-parse", "HEAD"],
             capture_output=True,
             text=True,
             timeout=ANSWER_S,

@@ -12,8 +12,10 @@ from typing import Any
 
 from lab.errors import EnvironmentBroken, UserError
 from lab.runtimes.engine import ANSWER_S, Output, call
-from lab.settings import ROOT, Settings
+from lab.settings import Settings
 
+SOURCE = Path(__file__).resolve().parents[2]
+"""The checkout that this code lies in: the Compose files and what images are made of."""
 FILE = "docker-compose.yml"
 OVERRIDES = {
     "minio": None,
@@ -87,7 +89,7 @@ def environment(settings: Settings, base: Mapping[str, str] | None = None) -> di
     return {**inherited, **known}
 
 
-def files(settings: Settings, root: Path = ROOT) -> list[str]:
+def files(settings: Settings, root: Path = SOURCE) -> list[str]:
     """The options that name the project's folder and files for the chosen store."""
     options = ["--project-directory", str(root), "--file", str(root / FILE)]
     override = OVERRIDES[settings.store]

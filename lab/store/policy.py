@@ -22,10 +22,14 @@ def bucket_policy(template: Path, bucket: str) -> str:
     try:
         document = json.loads(template.read_text())
         for statement in document["Statement"]:
-            prefix, _, rest = statement["Resource"].partition(PLACEHOLDER)
-            if not prefix.endswith(":::") or rest not in ("", "/*"):
-                raise ValueError(f"resource {statement['Resource']!r} does not name the bucket")
-            statement["Resource"] = f"{prefix}{bucket}{rest}"
+            statement["Resource"] = [_resource(name, bucket) for name in statement["Resource"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EnvironmentBroken(f"the policy {template} cannot be used: {error}.") from None
     return json.dumps(document)
+
+
+def _resource(name: str, bucket: str) -> str:
+    prefix, found, rest = name.partition(PLACEHOLDER)
+    if not found or not prefix.endswith(":::") or rest not in ("", "/*"):
+        raise ValueError(f"its resource {name!r} does not name the bucket")
+    return f"{prefix}{bucket}{rest}"
