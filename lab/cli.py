@@ -26,7 +26,7 @@ from lab.lessons.options import option, own_fields, parameters
 from lab.lessons.run import check_all, default_local_root, log_of, run_lesson, visible
 from lab.report.results import find_result, read_results
 from lab.runtimes import compose
-from lab.runtimes.choice import choose, make_runtime
+from lab.runtimes.choice import choose, make_runtime, present
 from lab.runtimes.protocol import Access, Runtime
 from lab.settings import ROOT, Settings, load_settings, make_env_file
 from lab.storage import check_name, parse_location
@@ -223,7 +223,8 @@ def results(
     for row in rows:
         verdict = "holds" if row["holds"] else "FAILS"
         say(
-            f"{verdict:6s} {row['lesson']:18s} {row['run']}  {row['runtime']}  {row['seconds']:.0f} s  {row['environment']['date']}"
+            f"{verdict:6s} {row['lesson']:18s} {row['run']}  {row['runtime']}  {row['seconds']:.0f} s "
+            f" {row['environment']['date'][:19]}"
         )
 
 
@@ -260,18 +261,23 @@ def up(
 
 @app.command()
 def down() -> None:
-    """End the cluster and the store of this checkout. Data stays."""
-    _runtime(load_settings()).down(say)
+    """End the cluster and the store of this checkout, on whichever runtime they are up. Data stays."""
+    up_now = [runtime for runtime in present(load_settings()) if runtime.status()]
+    for runtime in up_now:
+        runtime.down(say)
+        say(f"{runtime.name}: down; the data stays.")
+    if not up_now:
+        say("nothing is up.")
 
 
 @app.command()
 def status() -> None:
     """What is up, part by part."""
-    parts = _runtime(load_settings()).status()
+    parts = [(runtime.name, part) for runtime in present(load_settings()) for part in runtime.status()]
     if not parts:
         say("nothing is up: `make up` starts a cluster.")
-    for part in parts:
-        say(f"{part.name:22s} {part.state:10s} {part.detail}")
+    for name, part in parts:
+        say(f"{name:10s} {part.name:24s} {part.state:10s} {part.detail}")
 
 
 @app.command()
@@ -386,11 +392,9 @@ def checkpoints_clean(
 def clean_data(yes: Annotated[bool, typer.Option("--yes", help="really delete")] = False) -> None:
     """Show what results, storage, logs and volumes there are; with --yes delete them."""
     settings = load_settings()
-    for name in ("embedded", "compose"):
-        if name == "compose" and compose.engine_problem():
-            continue
-        if make_runtime(name, settings).status():
-            raise UserError(f"the {name} cluster is up and uses its data: `make down RUNTIME={name}` first.")
+    for runtime in present(settings.model_copy(update={"runtime": "auto"})):
+        if runtime.status():
+            raise UserError(f"the {runtime.name} cluster is up and uses its data: `make down` first.")
     found = holdings(ROOT, settings.project)
     if not found:
         say("there is no data.")
@@ -421,7 +425,7 @@ def images_pull() -> None:
     if choice.name == "embedded":
         say(f"runtime: embedded ({choice.why}): .venv has all that it needs.")
         return
-    _compose().pull(say)
+    _compose().build(say)
 
 
 def _compose() -> compose.ComposeRuntime:

@@ -16,7 +16,7 @@ import requests
 
 from lab.errors import LabError
 from lab.jobs import JobsClient, run_job
-from lab.runtimes import compose
+from lab.runtimes.engine import engine_problem
 from lab.runtimes.protocol import Access, Runtime
 from lab.settings import ROOT, Settings
 from lab.store.probe import probe
@@ -66,7 +66,7 @@ def _python() -> Check:
 
 
 def _engine(runtime: Runtime) -> Check:
-    problem = compose.engine_problem()
+    problem = engine_problem()
     if not problem:
         return Check("engine", "ok", "a Docker engine with Compose answers")
     return Check("engine", "fault" if runtime.name == "compose" else "ok", f"no containers: {problem}")

@@ -18,7 +18,7 @@ from lab.lessons import preflight
 from lab.lessons.contract import Lesson, LessonResult, Params, judge
 from lab.report.results import result_folder, write_result
 from lab.runtimes.protocol import Access, Runtime, Say
-from lab.settings import ROOT, Settings, StoreAccess
+from lab.settings import CHECKOUT, ROOT, Settings, StoreAccess
 from lab.store.probe import probe
 
 _PASSING = re.compile(r"LAB\| (.*)|.*?(\[rank \d+/\d+.*)")
@@ -127,7 +127,7 @@ def run_lesson(
         measurements=dict(lesson.measurements(document)),
         figures=tuple(path.name for path in lesson.figures(document, folder)),
         files={"storage": f"{location}/{run}", "log": str(log)},
-        environment=captured(document.get("environment", {}), settings),
+        environment=captured(document.get("environment", {}), settings) | runtime.captured(),
         params=asdict(params),
         seconds=round(time.monotonic() - began, 2),
     )
@@ -138,7 +138,7 @@ def run_lesson(
 def captured(seen: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """Where and with what it was measured, without secrets."""
     git = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
+        ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
         timeout=10,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lab.errors import UserError
 from lab.runtimes import compose, embedded
+from lab.runtimes.engine import engine_problem
 from lab.runtimes.protocol import Runtime
 from lab.settings import Settings
 
@@ -25,7 +26,7 @@ def choose(settings: Settings) -> Choice:
         UserError: `LAB_RUNTIME=compose` and no engine that could run it.
     """
     if settings.runtime == "compose":
-        problem = compose.engine_problem()
+        problem = engine_problem()
         if problem:
             raise UserError(f"LAB_RUNTIME=compose cannot run: {problem}")
         return Choice("compose", "LAB_RUNTIME says so")
@@ -33,16 +34,24 @@ def choose(settings: Settings) -> Choice:
         return Choice("embedded", "LAB_RUNTIME says so")
     if embedded.EmbeddedRuntime(settings).access() is not None:
         return Choice("embedded", "its cluster is up")
-    problem = compose.engine_problem()
+    problem = engine_problem()
     if problem:
         return Choice("embedded", f"no containers here: {problem}")
     missing = compose.images_missing(settings)
     if not missing:
         return Choice("compose", "an engine answers and has the images")
-    obstacle = compose.images_obstacle(settings)
+    obstacle = compose.images_problem(settings)
     if obstacle:
         return Choice("embedded", f"an engine answers, but {obstacle}")
     return Choice("compose", f"an engine answers and can get {', '.join(missing)}")
+
+
+def present(settings: Settings) -> list[Runtime]:
+    """The runtimes that may have something up here: the one that is set, or each that this host can run."""
+    if settings.runtime != "auto":
+        return [make_runtime(choose(settings).name, settings)]
+    names = ["embedded"] if engine_problem() else ["embedded", "compose"]
+    return [make_runtime(name, settings) for name in names]
 
 
 def make_runtime(name: str, settings: Settings) -> Runtime:

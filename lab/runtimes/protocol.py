@@ -65,6 +65,10 @@ class Runtime(Protocol):
         """What is up, part by part; empty when nothing is."""
         ...
 
+    def captured(self) -> dict[str, str]:
+        """What a result says of this runtime beside its name: image digests, the store's version."""
+        ...
+
     def diagnose(self) -> str:
         """The last relevant lines of every part's log, for a failing test or run."""
         ...
