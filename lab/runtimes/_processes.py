@@ -59,9 +59,38 @@ def start(name: str, command: list[str], env: Mapping[str, str], cwd: Path, log:
     return Record(name, child.pid, psutil.Process(child.pid).create_time(), str(log))
 
 
-def marked(cluster_id: str) -> list[psutil.Process]:
-    """Every process of this user with the cluster's marker in its environment."""
-    return [process for process, env in _environments() if env.get(MARKER) == cluster_id]
+def marked(cluster_id: str, started: Iterable[Record] = ()) -> list[psutil.Process]:
+    """Every process of a cluster that runs.
+
+    Found by the marker in its environment, which a process that retitles itself may have written over, or by
+    belonging to the session of one of the `started`.
+    """
+    sessions = {record.pid: record.created for record in started if not _reused(record)}
+    found = []
+    for process, env in _environments():
+        if env.get(MARKER) == cluster_id or _belongs(process, sessions):
+            found.append(process)
+    return found
+
+
+def _belongs(process: psutil.Process, sessions: Mapping[int, float]) -> bool:
+    try:
+        created = sessions.get(os.getsid(process.pid))
+        return created is not None and process.create_time() >= created - 0.05
+    except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+        return False
+
+
+def _reused(record: Record) -> bool:
+    """Whether the pid, and so the session's number, belongs to another process by now."""
+    return psutil.pid_exists(record.pid) and not _same(record)
+
+
+def _same(record: Record) -> bool:
+    try:
+        return bool(abs(psutil.Process(record.pid).create_time() - record.created) < 0.05)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def clusters_below(root: Path) -> dict[str, str]:
@@ -123,18 +152,21 @@ def _signal(send: Callable[[], None]) -> None:
         return
 
 
-def end_marked(cluster_id: str, patience_s: float = 2.0) -> list[psutil.Process]:
-    """End every process with the cluster's marker.
+def end_marked(
+    cluster_id: str, started: Iterable[Record] = (), patience_s: float = 2.0
+) -> list[psutil.Process]:
+    """End every process of the cluster, see `marked`.
 
     Returns:
         Those that could not be ended.
     """
+    records = tuple(started)
     for _ in range(3):
-        left = marked(cluster_id)
+        left = marked(cluster_id, records)
         if not left:
             return []
         end(left, patience_s)
-    return marked(cluster_id)
+    return marked(cluster_id, records)
 
 
 def wait_until(ready: Callable[[], bool], limit_s: float, pause_s: float = 0.1) -> bool:

@@ -79,19 +79,21 @@ def test_every_marked_process_is_found_and_ended(cluster_id: str, tmp_path: Path
     assert _processes.marked(cluster_id) == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the environment is read from /proc")
-def test_a_process_that_retitled_itself_is_found(cluster_id: str, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    code = "import time; from ray._raylet import setproctitle; setproctitle('ray::retitled'); time.sleep(60)"
-    # As with Ray's own processes, the command line is long and the title short.
-    record = start(cluster_id, tmp_path, [sys.executable, "-c", code, *["argument"] * 20])
+def test_a_process_that_lost_its_environment_is_found_by_its_session(cluster_id: str, tmp_path: Path) -> None:
+    # As Ray's processes do, which retitle themselves over it; the parent ends first.
+    child = f"import subprocess; subprocess.Popen({SLEEP!r}, env={{}})"
+    record = start(cluster_id, tmp_path, [sys.executable, "-c", child])
+    assert _processes.wait_until(lambda: not record.alive, 10)
+    assert _processes.marked(cluster_id) == []
+    assert len(_processes.marked(cluster_id, [record])) == 1
+    assert _processes.end_marked(cluster_id, [record]) == []
+    assert _processes.marked(cluster_id, [record]) == []
 
-    def retitled() -> bool:
-        process = record.process()
-        return process is not None and process.cmdline()[0].startswith("ray::retitled")
 
-    assert _processes.wait_until(retitled, 30), (tmp_path / "part.log").read_text()
-    assert [process.pid for process in _processes.marked(cluster_id)] == [record.pid]
+def test_a_session_whose_number_was_reused_is_left_alone() -> None:
+    mine = psutil.Process()
+    stranger = Record("part", os.getsid(0), mine.create_time() - 1e6, "")
+    assert _processes.marked("none", [stranger]) == []
 
 
 def test_another_clusters_processes_are_left_alone(cluster_id: str, tmp_path: Path) -> None:
