@@ -11,6 +11,7 @@ from lab.lessons.contract import Lesson
 _MODULES = (
     "first_run",
     "multi_node",
+    "shards_sampler",
 )
 
 

@@ -133,7 +133,9 @@ def micro_batches(worker_batch: int, most: int) -> int:
     if most < 1:
         raise UserError(f"a micro-batch of {most} samples trains nothing: use 1 or more.")
     return next(
-        parts for parts in range(1, worker_batch + 1) if worker_batch % parts == 0 and worker_batch // parts <= most
+        parts
+        for parts in range(1, worker_batch + 1)
+        if worker_batch % parts == 0 and worker_batch // parts <= most
     )
 
 
