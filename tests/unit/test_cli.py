@@ -2,55 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from lab.lessons import lessons
-from lab.settings import CHECKOUT, make_env_file
-
-LIMIT_S = 5.0
-SECRET = "s3cret"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one command printed and how it ended."""
-
-    code: int
-    out: str
-    err: str
-    seconds: float
-
-
-def lab(root: Path, *words: str, **variables: str) -> Answer:
-    """Run the command with a root of its own and no knob but those given; never with an engine at hand."""
-    (root.parent / "no-programs").mkdir(exist_ok=True)
-    kept = ("LAB_", "S3_", "STORE_", "RAY_", "COMPOSE_", "DOCKER_")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(kept)}
-    environment |= {
-        "LAB_ROOT": str(root),
-        "PATH": str(root.parent / "no-programs"),
-        "LAB_RUNTIME": "embedded",
-    }
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", *words],
-        cwd=CHECKOUT,
-        env=environment | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    return Answer(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+from lab.settings import make_env_file
+from tests.commands import SECRET, assert_refused, lab, left
 
 
 @pytest.fixture
@@ -58,28 +17,6 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "root"
     folder.mkdir()
     return folder
-
-
-def left(root: Path) -> set[str]:
-    """What a command left in its root beside `.env`."""
-    return {path.name for path in root.iterdir()} - {".env"}
-
-
-def assert_refused(
-    root: Path, words: list[str], variables: Mapping[str, str], parts: tuple[str, ...]
-) -> None:
-    for _ in range(3):  # only the slowness that stays is the lab's: the machine may be busy
-        answer = lab(root, *words, **variables)
-        if answer.seconds < LIMIT_S:
-            break
-    assert answer.code == 2, answer
-    assert answer.out == ""
-    assert answer.err.count("\n") == 1, "one sentence"
-    assert "Traceback" not in answer.err
-    assert SECRET not in answer.err
-    for part in parts:
-        assert part in answer.err
-    assert answer.seconds < LIMIT_S
 
 
 REFUSED: list[tuple[list[str], Mapping[str, str], tuple[str, ...]]] = [
