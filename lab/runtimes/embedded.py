@@ -36,9 +36,10 @@ CODE = Path(__file__).resolve().parent.parent.parent
 """The folder that holds the package `lab`: what the nodes import."""
 
 OBJECT_STORE_BYTES = 200 * 1024**2
-GCS_LIMIT_S = 30.0
-NODES_LIMIT_S = 60.0
-STORE_LIMIT_S = 30.0
+# Several times what it takes on two idle cores: a machine may be busy, and a dead process ends the wait at once.
+GCS_LIMIT_S = 60.0
+NODES_LIMIT_S = 120.0
+STORE_LIMIT_S = 60.0
 NODES_PATIENCE_S = 1.0
 STORE_PATIENCE_S = 1.0
 KEPT_LOGS = 5
