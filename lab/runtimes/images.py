@@ -22,6 +22,7 @@ BUILD_S = 1800.0
 PULL_S = 1800.0
 OFFER_S = 10.0
 """Seconds for a registry to say whether it has an image."""
+PRUNE_S = 60.0
 SOURCE_S = 60.0
 """Seconds for pip to say whether its own folders hold torch."""
 MAX_CA_BYTES = 500_000
@@ -141,6 +142,9 @@ def obtain(settings: Settings, say: Say, wanted: list[Image] | None = None) -> N
             why = output.err if output.code is None else _last_line(log)
             raise EnvironmentBroken(f"{verb} {image.name} failed: {why}; the whole story is in {log}.")
         say(f"{image.name} is ready after {time.monotonic() - began:.0f} s")
+    if any(image.built for image in images):
+        # What the new builds replaced: untagged, the lab's own by its label, and in use by no container.
+        call(["image", "prune", "--force", "--filter", "label=lab.pins"], limit_s=PRUNE_S)
 
 
 def build_environment(environ: Mapping[str, str]) -> dict[str, str]:
