@@ -59,6 +59,8 @@ class Outcome:
     attempts: int
     first_step_at: float | None
     returned: Any = None
+    table: tuple[dict[str, Any], ...] = ()
+    """The rows of Ray's `metrics_dataframe`, in its order."""
 
 
 def fit(
@@ -274,6 +276,7 @@ def _outcome(
 ) -> Outcome:
     first_step_at, attempts = _steps(storage, name)
     best = result.best_checkpoints or [] if result else []
+    table = result.metrics_dataframe if result else None
     return Outcome(
         name=name,
         path=storage.at(name),
@@ -286,6 +289,7 @@ def _outcome(
         attempts=attempts,
         first_step_at=first_step_at,
         returned=getattr(result, "return_value", None),
+        table=tuple(table.to_dict("records")) if table is not None else (),
     )
 
 
