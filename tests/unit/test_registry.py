@@ -1,4 +1,7 @@
-"""The registry is the one list of lessons: the docs and the README repeat it, and nothing else."""
+"""The registry is the one list of lessons: the docs and the README repeat it, and nothing else.
+
+`python -m tests.unit.test_registry` writes the rows of the tables anew.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from lab.settings import CHECKOUT
 
 LESSONS = list(lessons().values())
 NAMES = [lesson.name for lesson in LESSONS]
+TABLES = [("README.md", "docs/"), ("docs/index.md", "")]
+ROWS = re.compile(r"(?:^\| \[`.*\n)+", re.MULTILINE)
 
 
 def row(lesson: Lesson, page: str) -> str:
@@ -24,11 +29,14 @@ def row(lesson: Lesson, page: str) -> str:
     return f"| [`{lesson.name}`]({page}) | {lesson.title} | {where} | {full} s ({quick} s) |"
 
 
-@pytest.mark.parametrize(("file", "folder"), [("README.md", "docs/"), ("docs/index.md", "")])
+def rows(folder: str) -> str:
+    return "".join(f"{row(lesson, f'{folder}{lesson.name}.md')}\n" for lesson in LESSONS)
+
+
+@pytest.mark.parametrize(("file", "folder"), TABLES)
 def test_the_tables_of_lessons_are_the_registry_s(file: str, folder: str) -> None:
-    expected = [row(lesson, f"{folder}{lesson.name}.md") for lesson in LESSONS]
-    found = re.findall(r"^\| \[`.*$", (CHECKOUT / file).read_text(), re.MULTILINE)
-    assert found == expected, "put these rows into the table:\n" + "\n".join(expected)
+    found = ROWS.findall((CHECKOUT / file).read_text())
+    assert found == [rows(folder)], "run `python -m tests.unit.test_registry`"
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=NAMES)
@@ -69,3 +77,9 @@ def test_an_unknown_lesson_suggests_the_nearest(asked: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
         find(asked)
     assert str(caught.value) == f"LESSON={asked!r} is not a lesson: {hint}"
+
+
+if __name__ == "__main__":
+    for name, below in TABLES:
+        path = CHECKOUT / name
+        path.write_text(ROWS.sub(lambda found, below=below: rows(below), path.read_text()))  # type: ignore[misc]
