@@ -100,7 +100,7 @@ def worker_loader(
     batch_size: int,
     sampler: DistributedSampler[Any],
     loader_workers: int,
-    timeout_s: float = 60.0,
+    timeout_s: float = 120.0,
 ) -> DataLoader[Any]:
     """A loader with loader processes that works inside a Ray worker (pitfall D9).
 
@@ -110,9 +110,11 @@ def worker_loader(
 
     Args:
         loader_workers: loader processes of this rank, 1 or more; `dataset` must be picklable.
-        timeout_s: longest wait for one batch; `RuntimeError` after it, instead of a hang.
+        timeout_s: longest wait for one batch, start of the processes included; `RuntimeError` instead of a hang.
     """
     context = multiprocessing.get_context("forkserver")
+    # once in the server, instead of once in each of its children
+    context.set_forkserver_preload(["torch.utils.data"])
     return DataLoader(
         dataset,
         batch_size=batch_size,
