@@ -76,10 +76,14 @@ class Break:
 
 @dataclass(frozen=True)
 class Needs:
-    """The nodes that a lesson's ranks run on: the head alone, or at least `nodes` workers."""
+    """The nodes that a lesson's ranks run on: the head alone, or at least `nodes` workers.
+
+    `spare_cpus` are logical CPUs of theirs that no rank may take: Ray Data's pipeline runs there (pitfall D7).
+    """
 
     role: Literal["head", "worker"]
     nodes: int = 1
+    spare_cpus: int = 0
 
 
 @dataclass(frozen=True)

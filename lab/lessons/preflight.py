@@ -54,6 +54,13 @@ def check(lesson: Lesson, params: Params, shape: Shape) -> None:
             f"LAB_WORKERS={params.workers} does not fit: have {have} CPUs on {where}, need {params.workers} "
             f"(one a rank); use at most {have} workers, or more NODE_CPUS."
         )
+    spare = lesson.needs.spare_cpus
+    if params.workers > have - spare:
+        raise UserError(
+            f"LAB_WORKERS={params.workers} leaves too few CPUs for the data pipeline: have {have} CPUs, need "
+            f"{params.workers + spare} (one a rank, {spare} for Ray Data, which would wait without end); "
+            f"use at most {have - spare} workers, or more NODE_CPUS."
+        )
     if params.workers < lesson.needs.nodes:
         raise UserError(
             f"LAB_WORKERS={params.workers} cannot be on {lesson.needs.nodes} nodes: use {lesson.needs.nodes} or more."

@@ -23,6 +23,7 @@ HEAD = Lesson(
     figures=lambda document, folder: [],
 )
 NODES = replace(HEAD, name="several", needs=Needs("worker", nodes=2), default_storage="s3")
+STREAM = replace(HEAD, name="stream", needs=Needs("worker", spare_cpus=1), default_storage="s3")
 SHAPE = Shape(nodes=2, node_cpus=4)
 
 
@@ -38,6 +39,7 @@ class Shared(Params):
         (HEAD, Params(workers=4)),
         (NODES, Params(workers=2)),
         (NODES, Params(workers=8)),
+        (STREAM, Params(workers=7)),
         (HEAD, Params(name="mine", fresh=True)),
     ],
 )
@@ -58,6 +60,13 @@ def test_what_fits_passes(lesson: Lesson, params: Params) -> None:
             "LAB_WORKERS=9 does not fit: have 8 CPUs on 2 worker nodes, need 9",
         ),
         (NODES, Params(workers=1), SHAPE, "LAB_WORKERS=1 cannot be on 2 nodes"),
+        # pitfall D7: no CPU would be left for Ray Data
+        (
+            STREAM,
+            Params(workers=2),
+            Shape(nodes=1, node_cpus=2),
+            "LAB_WORKERS=2 leaves too few CPUs for the data pipeline: have 2 CPUs, need 3",
+        ),
         (NODES, Params(workers=2), Shape(1, 4), "LAB_NODES=1 is too few for lesson several: it needs 2"),
         (HEAD, Params(fresh=True), SHAPE, "LAB_FRESH=1 needs the run"),
         (HEAD, Params(name="../other"), SHAPE, "LAB_NAME='../other' cannot name a run"),
