@@ -144,7 +144,7 @@ def numbered(rows: int) -> TensorDataset:
 def prepared(rows: int, batch_size: int = BATCH, **options: Any) -> DataLoader[Any]:
     """A loader of numbered rows as Ray prepares it."""
     loader = DataLoader(numbered(rows), batch_size=batch_size, **options)
-    return ray.train.torch.prepare_data_loader(loader)  # type: ignore[no-any-return]
+    return ray.train.torch.prepare_data_loader(loader)
 
 
 def _seeded(seed: int) -> torch.Generator:
@@ -155,7 +155,7 @@ def _epoch(loader: DataLoader[Any]) -> list[int]:
     return [int(sample) for (batch,) in loader for sample in batch]
 
 
-class OwnBatches(BatchSampler):
+class OwnBatches(BatchSampler):  # type: ignore[misc]  # torch is not followed
     """A user's own batch sampler."""
 
 

@@ -19,7 +19,7 @@ from lab.errors import UserError
 from lab.training.batch import worker_batch_size
 
 
-class GlobalBatchSampler(Sampler[list[int]]):
+class GlobalBatchSampler(Sampler[list[int]]):  # type: ignore[misc]  # torch is not followed
     """A batch sampler by which every world size, 1 included, takes the same global batches in the same order.
 
     Each epoch has one permutation of all rows, drawn from (seed, epoch) alone. It is cut into global batches, and rank r
@@ -178,5 +178,6 @@ def accumulated_backward(
 def _without_sync(model: nn.Module) -> AbstractContextManager[Any]:
     # at one rank the model is not wrapped, and there is nothing to hold back
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.no_sync()
+        held: AbstractContextManager[Any] = model.no_sync()
+        return held
     return nullcontext()
