@@ -17,7 +17,7 @@ from lab.settings import ROOT, Settings
 
 __all__ = ["ComposeRuntime", "engine_problem", "images_missing", "images_obtainable", "images_problem"]
 
-UP_S = 240
+UP_S = 300
 """Seconds for everything to be healthy."""
 DOWN_S = 120
 """Seconds for everything to end: a node may take 40 (`stop_grace_period`)."""
@@ -55,8 +55,8 @@ class ComposeRuntime:
                 raise self._failed("the head is not healthy")
             self._need_answer(access)
         except (LabError, KeyboardInterrupt):
-            # What ran before this call stays; what this call began does not.
-            if not before:
+            # A cluster that works stays, as it was before; one that does not is not left half-started.
+            if not before or self.access() is None:
                 say("stopping what was started")
                 self.down(say)
             raise
