@@ -1,6 +1,7 @@
 """`python -m lab.observe.restore STORAGE RUN CHECKPOINT`: read a checkpoint in a fresh process, without Ray.
 
-Prints one JSON line: `{"epoch": e, "parameters_sha256": d, "accuracy": a, "ray_imported": false}`.
+Prints one JSON line: `{"epoch": e, "parameters_sha256": d, "accuracy": a, "keys": [...], "loaded": [...],
+"ray_imported": false}`; `keys` are the model's, `loaded` the files that `weights_only=True` reads.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def main() -> None:
     storage = open_storage(location, StoreAccess.from_environment() if location.kind == "s3" else None)
     with tempfile.TemporaryDirectory() as folder:
         download(storage, f"{run}/{checkpoint}", Path(folder))
-        weights = torch.load(Path(folder, "model.pt"), weights_only=True)
+        files = sorted(Path(folder).glob("*.pt"))
+        loaded = {path.name: torch.load(path, weights_only=True) for path in files}
+        weights = loaded["model.pt"]
         epoch = json.loads(Path(folder, "progress.json").read_text())["epoch"]
     model = build_model("small-cnn", seed=12345)
     model.load_state_dict(weights)
@@ -72,6 +75,8 @@ def main() -> None:
                 "epoch": epoch,
                 "parameters_sha256": tensors_sha256(model.state_dict()),
                 "accuracy": correct / len(labels),
+                "keys": list(weights),
+                "loaded": list(loaded),
                 "ray_imported": "ray" in sys.modules,
             }
         )
