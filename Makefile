@@ -137,6 +137,10 @@ check: $(VENV)/.cluster $(VENV)/.dev ## ruff, mypy --strict, shellcheck, hadolin
 test-full: $(VENV)/.cluster $(VENV)/.dev check ## The same tests with the lessons' full forms
 	@LAB_REQUIRE_COMPOSE=$(LAB_REQUIRE_COMPOSE) scripts/test full $(TESTS)
 
+.PHONY: docs-figures
+docs-figures: runtime ## Run the lessons in full; put their figures and tables into docs [LESSON= RUNTIME=]
+	@scripts/docs-figures $(BIN) "$(or $(LESSON),all)"
+
 .PHONY: lock
 lock: $(VENV)/.dev ## Resolve the pins again
 	@$(BIN)/uv pip compile --universal --python-version 3.11 --all-extras --no-annotate -o requirements.lock pyproject.toml
