@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TypeVar
 
 from lab.errors import UserError
@@ -91,30 +90,33 @@ def plan_steps(rows: int, workers: int, worker_batch: int, setting: str = "the d
 
 
 def by_steps(stream: Iterable[Item], steps: int | None) -> Iterator[Item]:
-    """An epoch of exactly `steps` batches of a stream; hand over an iterator and the next epoch goes on from there.
+    """An epoch of exactly `steps` batches of a stream.
 
     Args:
+        stream: for one epoch after another of an endless stream, the same iterator each time, made once by
+            `iter(loader)`: it is never asked for a new one, because the loader that `prepare_data_loader`
+            returns is its own iterator, and `iter()` would begin its stream anew.
         steps: None or 0: to the end of the stream, which must then know its length.
 
     Raises:
         UserError: no steps, and a stream that has no length: it may have no end.
         ShortStream: the stream ends first.
     """
-    if not steps:
-        try:
-            length = len(stream)  # type: ignore[arg-type]
-        except TypeError:
-            raise UserError(
-                "an endless stream needs the steps of an epoch: steps is not set; use --steps with 1 or more."
-            ) from None
-        return islice(iter(stream), length)
-    return _exactly(iter(stream), steps)
+    if steps:
+        return _exactly(stream if isinstance(stream, Iterator) else iter(stream), steps)
+    try:
+        length = len(stream)  # type: ignore[arg-type]
+    except TypeError:
+        raise UserError(
+            "an endless stream needs the steps of an epoch: steps is not set; use --steps with 1 or more."
+        ) from None
+    return _exactly(iter(stream), length)
 
 
 def _exactly(stream: Iterator[Item], steps: int) -> Iterator[Item]:
-    done = 0
-    for item in islice(stream, steps):
-        done += 1
+    for done in range(steps):
+        try:
+            item = next(stream)
+        except StopIteration:
+            raise ShortStream(f"the stream ended after {done} of {steps} steps.") from None
         yield item
-    if done < steps:
-        raise ShortStream(f"the stream ended after {done} of {steps} steps.")

@@ -101,6 +101,22 @@ def test_an_endless_stream_ends_by_steps_and_goes_on() -> None:
     assert list(by_steps(numbers, 3)) == [3, 4, 5]
 
 
+class OwnIterator:
+    """As Ray's prepared loader: its own iterator, which `iter()` starts anew."""
+
+    def __iter__(self) -> OwnIterator:
+        self.numbers = count()
+        return self
+
+    def __next__(self) -> int:
+        return next(self.numbers)
+
+
+def test_a_stream_that_iter_would_start_anew_goes_on() -> None:
+    numbers = iter(OwnIterator())
+    assert [list(by_steps(numbers, 2)) for _ in range(2)] == [[0, 1], [2, 3]]
+
+
 def test_an_endless_stream_without_steps_is_refused() -> None:
     with pytest.raises(UserError, match="--steps"):
         by_steps(iter(count()), None)
