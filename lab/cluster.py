@@ -8,8 +8,12 @@ from typing import Any
 
 import requests
 
-from lab.errors import EnvironmentBroken
+from lab.errors import EnvironmentBroken, UserError
 
+WRONG_TOKEN = (
+    "RAY_AUTH_TOKEN in .env is not the token of the cluster that is up: put the old one back, or stop the cluster "
+    "(make down) and start it again (make up)."
+)
 ROLE_LABEL = "lab-role"
 
 
@@ -34,6 +38,7 @@ def nodes(dashboard: str, token: str, timeout: float = 3.0) -> list[Node]:
         timeout: seconds for connecting and for each answer.
 
     Raises:
+        UserError: the token is not the cluster's.
         EnvironmentBroken: the dashboard does not answer, or not with a list of nodes.
     """
     with requests.Session() as session:
@@ -45,6 +50,8 @@ def nodes(dashboard: str, token: str, timeout: float = 3.0) -> list[Node]:
                 headers={"Authorization": f"Bearer {token}"},
                 timeout=timeout,
             )
+            if response.status_code in (401, 403):
+                raise UserError(WRONG_TOKEN)
             response.raise_for_status()
             rows = response.json()["data"]["result"]["result"]
             found = [_node(row) for row in rows]

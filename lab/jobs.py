@@ -16,6 +16,7 @@ from typing import Any
 import requests
 
 from lab.channel import Receiver
+from lab.cluster import WRONG_TOKEN
 from lab.errors import EnvironmentBroken, UserError
 from lab.runtimes.protocol import Say
 
@@ -52,10 +53,7 @@ class JobsClient:
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         response = self._session.request(method, self._url + path, json=body, timeout=REQUEST_TIMEOUT_S)
         if response.status_code in (401, 403):
-            raise UserError(
-                "RAY_AUTH_TOKEN in .env is not the token of the cluster that is up: "
-                "stop the cluster (make down) and start it again (make up)."
-            )
+            raise UserError(WRONG_TOKEN)
         if response.status_code >= 400:
             raise EnvironmentBroken(
                 f"the cluster answered {response.status_code} to {method} {path}: {response.text.strip()[-300:]}"

@@ -125,7 +125,7 @@ class EmbeddedRuntime:
             try:
                 found = cluster.nodes(state.access.dashboard, self._token())
                 known = {node.ip: node.alive for node in found}
-            except EnvironmentBroken:
+            except LabError:
                 known = {}
         return [_part(record, state, known) for record in state.records]
 
