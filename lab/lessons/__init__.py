@@ -12,6 +12,7 @@ _MODULES = (
     "first_run",
     "multi_node",
     "shards_sampler",
+    "global_batch",
     "resume",
 )
 
