@@ -59,6 +59,13 @@ class Resume(Params):
     all_storages: bool = field(
         default=True, metadata={"help": "the two halves on a local path, S3 by pyarrow and S3 by s3fs"}
     )
+    leave_out: str = field(
+        default="",
+        metadata={
+            "help": "leave one part out of every saved state: the lesson must fail",
+            "choices": tuple(WITHOUT),
+        },
+    )
 
 
 def _check(params: Resume) -> None:
@@ -248,7 +255,7 @@ def _damaged(document: Document) -> Finding:
     wrong += [
         f"a byte has changed: {said or 'it loads'}"
         for said in document["flipped"]
-        if not ("CHECKPOINT/model.pt" in said and "--fresh" in said)
+        if not ("CHECKPOINT/" in said and ".pt is not what was saved" in said and "--fresh" in said)
     ]
     cases = len(document["damage"]) + bool(document["flipped"])
     return Finding(

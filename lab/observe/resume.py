@@ -90,7 +90,7 @@ def second_half(config: dict[str, Any]) -> None:
                 )
                 for left_out in ("nothing", *states.PARTS)
             }
-            seen["flipped"] = _flip_a_byte(saved / "model.pt", saved)
+            seen["flipped"] = _flip_a_byte(min(saved.glob("*.pt")), saved)
     observe_rank(rank, seen)
 
 
@@ -137,6 +137,7 @@ def observe(job: Job) -> dict[str, Any]:
     names = {which: f"{job.run}-{which}" for which in ("crash", "other-size", "damaged")}
     _start_clean(storage, job, [job.run, *names.values()])
     epochs, half = int(job.params["epochs"]), int(job.params["epochs"]) // 2
+    left_out = "optimizer" if job.broken("no-optimizer") else job.params["leave_out"]
     loop = LoopConfig(
         epochs=epochs,
         global_batch=int(job.params["global_batch"]),
@@ -144,9 +145,7 @@ def observe(job: Job) -> dict[str, Any]:
         dropout=0.2,  # without it, no random number is drawn while training, and the generators would not matter
         scheduler_step=half - 1,  # not a divisor of half: else a scheduler begun anew would step in time
         record_epochs=epochs,
-        saved_parts=tuple(
-            part for part in states.PARTS if not (job.broken("no-optimizer") and part == "optimizer")
-        ),
+        saved_parts=tuple(part for part in states.PARTS if part != left_out),
     )
     crash_epoch = epochs - 2
     batches = 1536 // loop.global_batch
@@ -211,7 +210,9 @@ def observe(job: Job) -> dict[str, Any]:
             "ranks": read_observations(storage, names["other-size"]),
         },
         "damage": damage,
-        "plain": restored_without_ray(storage, job.run, newest) if newest else None,
+        "plain": restored_without_ray(storage, job.run, newest)
+        if newest and "model" in loop.saved_parts
+        else None,
         "resume_point_after": resume_point(storage, job.run),
     }
 
@@ -331,7 +332,7 @@ def _damage(
 ) -> list[dict[str, Any]]:
     """What resuming answers to copies of a run that are damaged, each in its own way."""
     latest = json.loads(content[SNAPSHOT])["latest_checkpoint_result"]["checkpoint_dir_name"]
-    model, manifest = f"{latest}/model.pt", f"{latest}/{states.MANIFEST}"
+    tensors, manifest = f"{latest}/{loop.saved_parts[0]}.pt", f"{latest}/{states.MANIFEST}"
     progress = f"{latest}/{states.PROGRESS}"
 
     def less(*gone: str) -> dict[str, bytes]:
@@ -340,7 +341,7 @@ def _damage(
     cases = {
         "the snapshot is cut short": (SNAPSHOT, content | {SNAPSHOT: content[SNAPSHOT][:-40]}),
         "the folder it names is gone": (latest, less(f"{latest}/")),
-        "a file is missing": (model, less(model)),
+        "a file is missing": (tensors, less(tensors)),
         "a file is cut short": (progress, content | {progress: content[progress][:-40]}),
         "the manifest is missing": (manifest, less(manifest)),
     }
