@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import multiprocessing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +17,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lab.errors import UserError
-from lab.lessons.shards_sampler import LESSON, ShardsSampler, dealt, padding
+from lab.lessons.shards_sampler import BEFORE, CHANGED, LESSON, MEASURED_WITH, ShardsSampler, dealt, padding
+from lab.settings import CHECKOUT
 from lab.training.shards import exact_shard, worker_loader
 
 rows = st.integers(1, 300)
@@ -79,6 +83,26 @@ def test_D3_sums_over_exact_shards_are_the_single_processs(right: list[bool], wo
         ids = [int(sample) for (part,) in loader for sample in part]
         pairs.append((sum(right[sample] for sample in ids), len(ids)))
     assert (sum(c for c, _ in pairs), sum(t for _, t in pairs)) == (sum(right), len(right))
+
+
+def test_D1_the_committed_table_is_the_pinned_rays() -> None:
+    assert f"=={MEASURED_WITH}" in (CHECKOUT / "pyproject.toml").read_text()
+    recorded = json.loads((Path(__file__).parent.parent / "documents" / "shards-sampler.json").read_text())
+    assert recorded["environment"]["versions"]["ray"] == MEASURED_WITH
+    for way, changed in CHANGED.items():
+        assert recorded["ranks"]["ranks"][0]["settings"][way]["after"] == {**BEFORE[way], **changed}
+
+
+def test_D1_the_labs_loop_depends_on_no_setting_that_ray_changes() -> None:
+    changed = {name for settings in CHANGED.values() for name in settings} | {"generator"}
+    tree = ast.parse((CHECKOUT / "lab" / "training" / "loop.py").read_text())
+    loaders = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "DataLoader"
+    ]
+    assert loaders
+    assert not {word.arg for loader in loaders for word in loader.keywords} & changed
 
 
 def test_D3_seven_samples_on_two_ranks_count_one_of_them_twice() -> None:
