@@ -370,22 +370,67 @@ def checkpoints_list(
 
 @checkpoints_app.command("clean")
 def checkpoints_clean(
-    names: Annotated[list[str], typer.Argument(help="the runs to delete, by name")],
+    names: Annotated[list[str] | None, typer.Argument(help="the runs to look at, by name")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="every run there")] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="the named runs themselves, not their leftovers")
+    ] = False,
     storage: Annotated[str | None, typer.Option(help="local path or s3:// URI (LAB_STORAGE)")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="really delete")] = False,
 ) -> None:
-    """Show what the named runs hold; with --yes delete them."""
-    for name in names:
-        check_name(name, "NAME")
-    location, document = _storage_job(storage, {"action": "clean" if yes else "list", "names": names})
-    for name in names:
-        found = document["runs"].get(name)
-        if found is None:
+    """Show what nothing refers to in these runs: checkpoint folders of killed attempts that the snapshot does not
+    name, unfinished uploads. With --yes delete exactly that; with --whole the runs themselves. Never in a live run."""
+    asked = _asked(names or [], everything, whole)
+    request = {"action": "whole" if whole else "leftovers", "names": asked, "delete": yes}
+    location, document = _storage_job(storage, request)
+    for name in asked:
+        if name not in document["runs"]:
             raise UserError(f"NAME={name!r} is not a run in {location}: see `lab checkpoints list`.")
-        verb = "deleted" if name in document["deleted"] else "would delete"
-        say(f"{verb} {location}/{name}: {found['files']} files, {found['bytes']:,} bytes")
+    held = []
+    for found in document["cleaned"]:
+        name = found["name"]
+        if found["held"] and (yes or whole):
+            held.append(f"{location}/{name} was left alone: {found['held']}; wait for its end, or stop it.")
+            continue
+        verb = "deleted" if found["deleted"] else "would delete"
+        if whole:
+            run = document["runs"][name]
+            say(f"{verb} {location}/{name}: {run['files']} files, {run['bytes']:,} bytes")
+            continue
+        _say_leftovers(f"{location}/{name}", found, verb)
+    if not document["cleaned"]:
+        say(f"no run in {location}.")
     if not yes:
         say("nothing was deleted: add --yes.")
+    for line in held:
+        if asked:
+            raise UserError(line)
+        say(line)
+
+
+def _asked(names: list[str], everything: bool, whole: bool) -> list[str]:
+    for name in names:
+        check_name(name, "NAME")
+    if everything and names:
+        raise UserError(f"--all and NAME={names[0]!r} were both given: use one of them.")
+    if everything and whole:
+        raise UserError("--whole deletes runs, and takes them by name alone: name them instead of --all.")
+    if not everything and not names:
+        raise UserError("NAME is missing: name runs (`lab checkpoints list` shows them), or use --all.")
+    return names
+
+
+def _say_leftovers(where: str, found: dict[str, Any], verb: str) -> None:
+    if not found["is_run"]:
+        say(f"{where}: no run of Ray Train, nothing to clean")
+        return
+    alive = f" (not now: {found['held']})" if found["held"] else ""
+    for folder in found["folders"]:
+        say(f"{verb} {where}/{folder['name']}: {folder['files']} files, {folder['bytes']:,} bytes{alive}")
+    for key in found["uploads"]:
+        say(f"{verb} the unfinished upload of {key}{alive}")
+    if not found["folders"] and not found["uploads"]:
+        say(f"{where}: nothing is left over")
 
 
 @app.command("clean-data")

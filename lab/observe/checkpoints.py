@@ -1,21 +1,81 @@
-"""Runs in a storage location, as the head sees it: list them, delete what is asked for by name."""
+"""Runs in a storage location, as the head sees it: list them, find and remove leftovers, delete runs asked for by name."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import Any
 
+from lab.leftovers import Uploads, find, remove, uploads_of
+from lab.observe.alive import Alive, live_runs
 from lab.observe.job import Job
+from lab.settings import StoreAccess
+from lab.storage import Storage
 
 
 def observe(job: Job) -> dict[str, Any]:
-    """List runs (`action` "list") or delete the runs in `names` (`action` "clean").
+    """Do one of three things (`action`) with the runs in the job's storage; `delete` false: show alone.
+
+    * "list": nothing more than `runs`;
+    * "leftovers": what nothing refers to in the runs `names` (all, if there are none) is shown, or deleted;
+    * "whole": the runs `names` are shown, or deleted.
 
     Returns:
-        `{"runs": {name: {"files": n, "bytes": n, "checkpoints": [folder, ...]}}, "deleted": [name, ...]}`; the
-        runs are those there before anything is deleted.
+        `{"runs": {name: {"files": n, "bytes": n, "checkpoints": [folder, ...]}}, "cleaned": [one of `clean_run` or
+        `delete_whole` a run]}`; `runs` are those there before anything is deleted.
     """
     storage = job.storage()
+    runs = _runs(storage)
+    action = job.params["action"]
+    delete = bool(job.params.get("delete"))
+    names = [name for name in job.params.get("names") or sorted(runs) if name in runs]
+    cleaned: list[dict[str, Any]] = []
+    if action != "list" and names:
+        alive = live_runs()
+        if action == "whole":
+            cleaned = [delete_whole(storage, name, alive, delete=delete) for name in names]
+        else:
+            access = StoreAccess.from_environment() if storage.location.kind == "s3" else None
+            uploads = uploads_of(storage, access)
+            cleaned = [clean_run(storage, name, uploads, alive, delete=delete) for name in names]
+    return {"runs": runs, "cleaned": cleaned}
+
+
+def clean_run(storage: Storage, name: str, uploads: Uploads, alive: Alive, *, delete: bool) -> dict[str, Any]:
+    """Find what nothing refers to in one run; with `delete` remove it, unless the run is alive.
+
+    Returns:
+        `{"name", "is_run", "held": why it is left alone or "", "folders": [{"name", "files", "bytes"}],
+        "uploads": [key], "deleted": whether}`.
+
+    Raises:
+        UserError: the snapshot cannot be read, so nothing can be told to be a leftover.
+    """
+    held = alive.holds(name)
+    found = find(storage, name, uploads)
+    if found is None:
+        return {"name": name, "is_run": False, "held": held, "folders": [], "uploads": [], "deleted": False}
+    deleted = delete and not held and not found.none
+    if deleted:
+        remove(storage, found, uploads)
+    return {
+        "name": name,
+        "is_run": True,
+        "held": held,
+        "folders": [{"name": one.name, "files": one.files, "bytes": one.bytes} for one in found.folders],
+        "uploads": [one.key for one in found.uploads],
+        "deleted": deleted,
+    }
+
+
+def delete_whole(storage: Storage, name: str, alive: Alive, *, delete: bool) -> dict[str, Any]:
+    """Delete a run with all that is in it, unless it is alive: `{"name", "held", "deleted"}`."""
+    held = alive.holds(name)
+    if delete and not held:
+        storage.delete_tree(name)
+    return {"name": name, "held": held, "deleted": delete and not held}
+
+
+def _runs(storage: Storage) -> dict[str, dict[str, Any]]:
     runs: dict[str, dict[str, Any]] = defaultdict(lambda: {"files": 0, "bytes": 0, "checkpoints": set()})
     for entry in storage.files():
         run, _, rest = entry.path.partition("/")
@@ -25,15 +85,7 @@ def observe(job: Job) -> dict[str, Any]:
         runs[run]["bytes"] += entry.size
         if rest.startswith("checkpoint_"):
             runs[run]["checkpoints"].add(rest.partition("/")[0])
-    deleted = []
-    if job.params["action"] == "clean":
-        for name in job.params["names"]:
-            if name in runs:
-                storage.delete_tree(name)
-                deleted.append(name)
-    return {
-        "runs": {
-            name: run | {"checkpoints": sorted(run["checkpoints"])} for name, run in sorted(runs.items())
-        },
-        "deleted": deleted,
-    }
+    # a folder without a file, as an upload that found nothing leaves it
+    for run in runs:
+        runs[run]["checkpoints"] |= {name for name in storage.folders(run) if name.startswith("checkpoint_")}
+    return {name: run | {"checkpoints": sorted(run["checkpoints"])} for name, run in sorted(runs.items())}

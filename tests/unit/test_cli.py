@@ -58,6 +58,10 @@ REFUSED: list[tuple[list[str], Mapping[str, str], tuple[str, ...]]] = [
     (["up"], {"LAB_DASHBOARD_PORT": "70000"}, ("LAB_DASHBOARD_PORT='70000'", "65535")),
     (["results", "no-such-run"], {}, ("RUN='no-such-run'", "lab results")),
     (["logs", "../.env"], {}, ("RUN='../.env'",)),
+    (["checkpoints", "clean"], {}, ("NAME is missing", "--all")),
+    (["checkpoints", "clean", "mine", "--all"], {}, ("--all", "NAME='mine'")),
+    (["checkpoints", "clean", "--all", "--whole", "--yes"], {}, ("--whole", "by name")),
+    (["checkpoints", "clean", "../x"], {}, ("NAME='../x'", "letters")),
     (["run"], {}, ("'lesson'", "lab --help")),
     (["rnu", "first-run"], {}, ("rnu", "lab --help")),
 ]
