@@ -143,7 +143,7 @@ docs-figures: runtime ## Run the lessons in full; put their figures and tables i
 
 .PHONY: lock
 lock: $(VENV)/.dev ## Resolve the pins again
-	@$(BIN)/uv pip compile --universal --python-version 3.11 --all-extras --no-annotate -o requirements.lock pyproject.toml
+	@UV=$(BIN)/uv scripts/lock
 
 ##@ Cleaning
 
