@@ -13,6 +13,7 @@ _MODULES = (
     "multi_node",
     "shards_sampler",
     "global_batch",
+    "context",
     "threads",
     "resume",
 )
