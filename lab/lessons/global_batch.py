@@ -47,8 +47,10 @@ def _worlds(params: Any) -> list[int]:
 def _check(params: GlobalBatch) -> None:
     if params.workers < 2:
         raise UserError(f"LAB_WORKERS={params.workers} has no second world size to compare: use 2 or more.")
-    if params.epochs < 1:
-        raise UserError(f"--epochs={params.epochs} trains nothing: use 1 or more.")
+    if params.epochs < 2:
+        raise UserError(
+            f"--epochs={params.epochs} is too short for the learning rates to part: use 2 or more."
+        )
     if params.global_batch > ROWS:
         raise UserError(
             f"--global-batch={params.global_batch} is more than the {ROWS} training images: use {ROWS} or fewer."

@@ -117,7 +117,7 @@ def test_parts_that_do_not_divide_are_an_error() -> None:
     [
         ({"workers": 1}, "LAB_WORKERS=1"),
         ({"workers": 3}, "global batch 128 cannot be shared by 3 workers"),
-        ({"epochs": 0}, "--epochs=0"),
+        ({"epochs": 1}, "--epochs=1"),
         ({"global_batch": 2048}, "--global-batch=2048"),
         ({"worker_batch": 0}, "--worker-batch=0"),
         ({"worker_batch": 400}, "use 1 to 384"),
