@@ -40,14 +40,20 @@ def live_runs() -> Alive:
     Raises:
         EnvironmentBroken: the cluster does not answer: then nothing can be said to be dead.
     """
+    import ray
     from ray.util.state import list_actors, list_jobs
     from ray.util.state.exception import RayStateApiException
 
+    # without it a rank's process would look for clusters on this machine, and fail where there are several
+    address = ray.get_runtime_context().gcs_address
     try:
         actors = list_actors(
-            filters=[("class_name", "=", CONTROLLER), ("state", "!=", "DEAD")], limit=1000, timeout=LIMIT_S
+            address=address,
+            filters=[("class_name", "=", CONTROLLER), ("state", "!=", "DEAD")],
+            limit=1000,
+            timeout=LIMIT_S,
         )
-        jobs = list_jobs(limit=10000, timeout=LIMIT_S) if actors else []
+        jobs = list_jobs(address=address, limit=10000, timeout=LIMIT_S) if actors else []
     except (RayStateApiException, OSError) as error:
         raise EnvironmentBroken(
             f"the cluster does not say which runs are alive ({type(error).__name__}): look at `make status`."

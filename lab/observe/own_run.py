@@ -1,6 +1,10 @@
-"""A run that a lesson counts must be its own: nothing of an earlier one may lie in its folder."""
+"""A run that a lesson counts must be its own: nothing of an earlier one in its folder, its own settings of Ray."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from lab.errors import UserError
 from lab.observe.job import Job, say
@@ -22,3 +26,17 @@ def start_clean(storage: Storage, name: str, job: Job) -> None:
             f"LAB_NAME={job.run}: {storage.location}/{name} is there already, and this lesson counts what its own run "
             "stores; use another --name, or --fresh to delete it."
         )
+
+
+@contextmanager
+def driver_setting(name: str, value: float) -> Iterator[None]:
+    """Give the fits of this block one of Ray Train's settings: it takes them from the driver's environment."""
+    before = os.environ.get(name)
+    os.environ[name] = f"{value:g}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
