@@ -17,6 +17,7 @@ _MODULES = (
     "threads",
     "checkpoints",
     "resume",
+    "async_checkpoint",
 )
 
 
