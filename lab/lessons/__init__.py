@@ -15,6 +15,7 @@ _MODULES = (
     "global_batch",
     "context",
     "threads",
+    "uneven",
     "checkpoints",
     "resume",
     "async_checkpoint",
