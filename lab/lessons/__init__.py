@@ -12,6 +12,7 @@ _MODULES = (
     "first_run",
     "multi_node",
     "shards_sampler",
+    "iterable",
     "global_batch",
     "context",
     "threads",

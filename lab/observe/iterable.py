@@ -15,7 +15,7 @@ import torch
 from ray.data import DataContext, ExecutionOptions
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lab.errors import UserError
+from lab.errors import EnvironmentBroken, UserError
 from lab.observe.job import Job, say
 from lab.observe.training import outcome_json
 from lab.training.records import read_observations
@@ -82,7 +82,9 @@ def observe(job: Job) -> dict[str, Any]:
         dataset_config=ray.train.DataConfig(datasets_to_split=split, execution_options=options),
         say=lambda line: None,
     )
-    rows = read_observations(storage, outcome.name, outcome.attempts - 1) if outcome.attempts else []
+    if outcome.error:
+        raise EnvironmentBroken(f"run {job.run} ended early: {outcome.error.kind}: {outcome.error.message}")
+    rows = read_observations(storage, outcome.name, outcome.attempts - 1)
     return {
         "outcome": outcome_json(outcome),
         "ranks": [{key: row[key] for key in ("rank", "streams", "endless")} for row in rows],
