@@ -134,6 +134,8 @@ def _beside(document: Document) -> Finding:
 
 def _kept(document: Document) -> Finding:
     seen = _phase(document, "kept")
+    if "stored" not in seen:
+        return Finding("the folder stored whole", "the upload failed, and with it the worker group", False)
     return equal(
         {"folder there": True, "stored": seen["saved"], "left on disk": []},
         {
