@@ -19,7 +19,9 @@ _ROOT = Path(tempfile.mkdtemp(prefix="lab-tests-"))
 os.environ["LAB_ROOT"] = str(_ROOT)
 GIVEN_STORE = {name: value for name, value in os.environ.items() if name.startswith("S3_")}
 """A store that the user named: for `make store-check` alone."""
-for _name in [name for name in os.environ if name.startswith(("S3_", "LAB_")) and not name.startswith("LAB_TEST_")]:
+for _name in [
+    name for name in os.environ if name.startswith(("S3_", "LAB_")) and not name.startswith("LAB_TEST_")
+]:
     if _name not in ("LAB_ROOT", "LAB_REQUIRE_COMPOSE", "LAB_STORE", "LAB_BASE_IMAGE"):
         os.environ.pop(_name)
 
@@ -76,10 +78,22 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     runtime.down(print)
     if name == "compose":
         for volume in subprocess.run(
-            ["docker", "volume", "ls", "-q", "--filter", f"label=com.docker.compose.project={settings.project}"],
-            capture_output=True, text=True, check=True, timeout=30,
+            [
+                "docker",
+                "volume",
+                "ls",
+                "-q",
+                "--filter",
+                f"label=com.docker.compose.project={settings.project}",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
         ).stdout.split():
-            subprocess.run(["docker", "volume", "rm", volume], check=True, timeout=30, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                ["docker", "volume", "rm", volume], check=True, timeout=30, stdout=subprocess.DEVNULL
+            )
 
 
 @pytest.hookimpl(hookwrapper=True)

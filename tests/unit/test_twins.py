@@ -43,7 +43,9 @@ def test_the_recorded_document_holds(name: str) -> None:
     assert [(claim.id, claim.measured) for claim in judged if claim.verdict == "fails"] == []
 
 
-@pytest.mark.parametrize(("name", "claim"), [(name, claim.id) for name, item in lessons().items() for claim in item.claims])
+@pytest.mark.parametrize(
+    ("name", "claim"), [(name, claim.id) for name, item in lessons().items() for claim in item.claims]
+)
 def test_a_broken_document_fails_its_claim(name: str, claim: str) -> None:
     broken = copy.deepcopy(document(name))
     twins(name)[claim](broken)
