@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from ray.data import DataContext, ExecutionOptions, ExecutionResources
 
-from lab.errors import UserError
+from lab.errors import EnvironmentBroken, UserError
 from lab.observe.job import Job, say
 from lab.observe.training import outcome_json
 from lab.storage import Storage
@@ -56,6 +56,8 @@ def observe(job: Job) -> dict[str, Any]:
     """Two runs on `workers` ranks and one on 3; what each rank got from each of its data sets, row by row."""
     context = DataContext.get_current()
     context.enable_progress_bars = False
+    # the new Parquet reader of Ray 2.60 starts 32 actors for footers in every epoch, on any node whatever the labels
+    context.use_datasource_v2 = False
     column = str(job.params["column"])
     source, ids, where = _source(job, column)
     rows, workers, batch = len(ids), job.workers, int(job.params["worker_batch"])
@@ -146,6 +148,8 @@ def _run(job: Job, name: str, workers: int, cases: list[Case], data: Mapping[str
         ),
         say=lambda line: None,
     )
+    if outcome.error:
+        raise EnvironmentBroken(f"run {name} ended early: {outcome.error.kind}: {outcome.error.message}")
     return {"outcome": outcome_json(outcome), "ranks": _ranks(storage, outcome)}
 
 
@@ -253,13 +257,15 @@ def _found(job: Job, uri: str) -> tuple[Storage, list[str]]:
 
 def _parquet(storage: Storage, files: list[str], columns: list[str]) -> Any:
     """Read files by the storage's own filesystem, on nodes that have them: local ones are on the driver's disk."""
-    role = "head" if storage.location.kind == "local" else "worker"
+    here = {ROLE_LABEL: "head" if storage.location.kind == "local" else "worker"}
+    # a look into the files comes first, by tasks that know no other label selector than the context's
+    DataContext.get_current().execution_options.label_selector = here
     return ray.data.read_parquet(
         files,
         filesystem=storage.filesystem,
         columns=columns,
         override_num_blocks=len(files),
-        label_selector={ROLE_LABEL: role},
+        label_selector=here,
     )
 
 

@@ -12,7 +12,9 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b
 
 
 @contextmanager
-def figure(path: Path, columns: int = 1, rows: int = 1, size: tuple[float, float] = (6.0, 3.6)) -> Iterator[Any]:
+def figure(
+    path: Path, columns: int = 1, rows: int = 1, size: tuple[float, float] = (6.0, 3.6)
+) -> Iterator[Any]:
     """A figure whose axes are yielded (one, or an array) and which is saved as PNG at the end.
 
     Args:
@@ -36,7 +38,9 @@ def figure(path: Path, columns: int = 1, rows: int = 1, size: tuple[float, float
             "legend.frameon": False,
         }
     ):
-        drawn, axes = pyplot.subplots(rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+        drawn, axes = pyplot.subplots(
+            rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained"
+        )
         yield axes
         drawn.savefig(path)
         pyplot.close(drawn)
