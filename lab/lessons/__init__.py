@@ -20,6 +20,7 @@ _MODULES = (
     "checkpoints",
     "resume",
     "async_checkpoint",
+    "commit_window",
 )
 
 

@@ -200,7 +200,9 @@ def _figures(document: Document, folder: Path) -> list[Path]:
         left.set_xticks(range(most + 1))
         left.set(xlabel="reports lost by a kill", ylabel="kills", title="What a kill costs")
         middle.set_yticks(range(most + 1))
+        longest = max([kill["after_seconds"] for one in pair for kill in one["kills"]] + [1.0])
         middle.set_xscale("symlog", linthresh=0.01)
+        middle.set_xlim(-0.002, 2 * longest)
         middle.set(
             xlabel="seconds from the report's return to the kill",
             ylabel="reports lost",
@@ -212,7 +214,8 @@ def _figures(document: Document, folder: Path) -> list[Path]:
             ylim=(0, 1.05),
             title="The window",
         )
-        left.legend()
+        left.yaxis.get_major_locator().set_params(integer=True)
+        right.legend(loc="lower center")
     return [path]
 
 
