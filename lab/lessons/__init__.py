@@ -12,6 +12,7 @@ _MODULES = (
     "first_run",
     "multi_node",
     "shards_sampler",
+    "shards_ray_data",
     "iterable",
     "global_batch",
     "context",

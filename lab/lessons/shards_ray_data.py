@@ -200,7 +200,7 @@ def _words(document: Document) -> Finding:
     found = [refused(answer, "'word'", "string", "id, x"), refused(missing, "'label'", "id, x, word")]
     return Finding(
         "TypeError on every rank; the lab refuses before, naming column, type and the columns there are",
-        {"Ray": errors[0], "the lab": [one.measured for one in found]},
+        {"Ray": errors[0].removeprefix("TypeError: "), "the lab": [one.measured for one in found]},
         all(error.startswith("TypeError") for error in errors) and all(one.holds for one in found),
     )
 
