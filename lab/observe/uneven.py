@@ -11,9 +11,11 @@ import ray.train.torch
 import torch
 from torch import nn
 
+from lab.errors import EnvironmentBroken
 from lab.observe.job import Job, say
 from lab.observe.training import outcome_json
 from lab.storage import Storage
+from lab.training.defaults import COLLECTIVE_TIMEOUT_S
 from lab.training.records import read_observations
 from lab.training.report import MissingRank, Rank, join_run, observe_rank, report
 from lab.training.run import Outcome, fit
@@ -34,16 +36,18 @@ def observe(job: Job) -> dict[str, Any]:
         "join": not job.broken("no-join"),
         "all_report": even,
     }
-    # read by Ray when the fit starts; this process belongs to the lesson alone
-    os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = str(float(job.params["report_limit"]))
     say(f"{config['batches']} batches over {job.workers} ranks, limit {config['limit']:g} s")
-    uneven = _fit(job, f"{job.run}-batches", uneven_batches, config)
+    # the rank that is through waits in its report, and must not give up before the other one does
+    patience = config["limit"] + COLLECTIVE_TIMEOUT_S
+    uneven = _fit(job, f"{job.run}-batches", uneven_batches, config, patience)
     say(f"rank 0 alone reports, limit {job.params['report_limit']:g} s")
-    silent = _fit(job, f"{job.run}-report", rank_zero_reports, config)
+    silent = _fit(job, f"{job.run}-report", rank_zero_reports, config, float(job.params["report_limit"]))
     return {"batches": uneven, "report": silent}
 
 
-def _fit(job: Job, name: str, function: Any, config: dict[str, Any]) -> dict[str, Any]:
+def _fit(job: Job, name: str, function: Any, config: dict[str, Any], report_limit_s: float) -> dict[str, Any]:
+    # read by Ray when the fit starts; this process belongs to the lesson alone
+    os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = str(report_limit_s)
     storage = job.storage()
     outcome = fit(
         function,
@@ -59,7 +63,12 @@ def _fit(job: Job, name: str, function: Any, config: dict[str, Any]) -> dict[str
     found = outcome_json(outcome)
     if found["error"]:
         found["error"].pop("text")  # a traceback; the message is its last line
-    return {"outcome": found, "ranks": _seen(storage, outcome)}
+    ranks = _seen(storage, outcome)
+    if len(ranks) < job.workers:
+        raise EnvironmentBroken(
+            f"run {name}: {len(ranks)} of {job.workers} ranks said what they saw; it ended with {found['error']}."
+        )
+    return {"outcome": found, "ranks": ranks}
 
 
 def _seen(storage: Storage, outcome: Outcome) -> list[dict[str, Any]]:
