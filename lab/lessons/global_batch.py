@@ -306,7 +306,7 @@ def _figures(document: Document, folder: Path) -> list[Path]:
         worker = document["params"]["worker_batch"]
         right.set_xticks(range(1, document["params"]["epochs"] + 1))
         right.set(xlabel="epoch", ylabel="loss over all samples", title=f"Worker batch {worker} on all")
-        right.legend()
+        right.legend(loc="upper right", frameon=True, fontsize="x-small")
     names = (
         ("float64", "float64", "float64"),
         ("accumulated", "float64", "float64, accumulated"),
