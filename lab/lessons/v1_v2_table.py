@@ -33,6 +33,16 @@ def _gone(field: str) -> str:
     return f"DeprecationWarning: `RunConfig({field})` is deprecated."
 
 
+def _trial(method: str) -> str:
+    return f"DeprecationWarning: `{method}` is deprecated because the concept of a `Trial` will soon be removed in Ray Train."
+
+
+_AMP = (
+    "DeprecationWarning: The `accelerate`, `backward`, and `prepare_optimizer` utility methods in the `ray.train.torch` "
+    "module are deprecated and will be removed in a future release."
+)
+
+
 def _air(name: str) -> str:
     return f"ValueError: Invalid `{name}` type: <class 'ray.air.config.{name}'>."
 
@@ -115,7 +125,7 @@ IDIOMS = (
         "session-report",
         "ray.air.session.report(...)",
         "works",
-        "SESSION",
+        "warns: `report` is meant to only be called inside a function that is executed by a Tuner or Trainer.",
         "ray.train.report(...)",
         tried="works: True",
         needs_fit=True,
@@ -220,7 +230,7 @@ IDIOMS = (
         "trial-id",
         "get_context().get_trial_id()",
         "works: True",
-        "TRIAL get_trial_id",
+        _trial("get_trial_id"),
         "get_context().get_experiment_name()",
         tried="works: True",
         needs_fit=True,
@@ -229,7 +239,7 @@ IDIOMS = (
         "trial-name",
         "get_context().get_trial_name()",
         "works: True",
-        "TRIAL get_trial_name",
+        _trial("get_trial_name"),
         "get_context().get_experiment_name()",
         tried="works: True",
         needs_fit=True,
@@ -238,7 +248,7 @@ IDIOMS = (
         "trial-dir",
         "get_context().get_trial_dir()",
         "works: True",
-        "TRIAL get_trial_dir",
+        _trial("get_trial_dir"),
         "hand a folder over in train_loop_config",
         tried="works: True",
         needs_fit=True,
@@ -247,7 +257,7 @@ IDIOMS = (
         "accelerate",
         "ray.train.torch.accelerate(amp=False)",
         "works",
-        "AMP",
+        _AMP,
         "prepare_model; torch.amp for mixed precision",
         needs_fit=True,
     ),
@@ -255,7 +265,7 @@ IDIOMS = (
         "prepare-optimizer",
         "ray.train.torch.prepare_optimizer(o)",
         "works",
-        "AMP",
+        _AMP,
         "the optimizer as it is",
         needs_fit=True,
     ),
@@ -271,7 +281,8 @@ IDIOMS = (
         "result-config",
         "result.config",
         "works: 1",
-        "CONFIG",
+        "DeprecationWarning: The `config` property for a `ray.train.Result` is deprecated, since it is only relevant in the "
+        "context of Ray Tune.",
         "keep the train_loop_config that you passed",
         tried="",
         needs_fit=True,
@@ -301,7 +312,7 @@ def markdown() -> str:
     """The table as the docs page shows it: idiom, V1, V2, the V2 way."""
 
     def cell(text: str) -> str:
-        return text.replace("|", "\\|").replace("<", "\\<")
+        return text.replace("|", "\\|").replace("<class", "\\<class")
 
     rows = [
         f"| `{idiom.code}` | {cell(idiom.v1)} | {cell(idiom.v2)} | {cell(idiom.way)} |" for idiom in IDIOMS

@@ -38,7 +38,7 @@ from lab.storage import Storage, open_storage, parse_location
 
 WORKERS = 2
 Call = Callable[[], Any]
-SENTENCE = 150
+SENTENCE = 200
 """Characters of an exception's first sentence that are kept."""
 
 
@@ -63,7 +63,8 @@ def outcome(call: Call) -> str:
 def first_sentence(text: str) -> str:
     """The first sentence, on one line, cut to `SENTENCE` characters."""
     line = " ".join(text.split())
-    return re.split(r"(?<=[.!?]) (?=[A-Z`])", line, maxsplit=1)[0][:SENTENCE]
+    # some of Ray's sentences follow one another without a space
+    return re.split(r"(?<=[.!?]) (?=[A-Z`])|(?<=[a-z]\.)(?=[A-Z][a-z]+ )", line, maxsplit=1)[0][:SENTENCE]
 
 
 def on_a_rank(config: dict[str, Any]) -> None:

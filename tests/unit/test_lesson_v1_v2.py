@@ -10,13 +10,19 @@ import pytest
 from lab.errors import UserError
 from lab.lessons.contract import Params
 from lab.lessons.v1_v2 import KINDS, LESSON, differences, kind_of
-from lab.lessons.v1_v2_table import IDIOMS
+from lab.lessons.v1_v2_table import IDIOMS, markdown
+from lab.settings import CHECKOUT
 
 
 def test_the_table_has_each_idiom_once_and_its_v2_way() -> None:
     names = [idiom.id for idiom in IDIOMS]
     assert len(names) == len(set(names))
     assert [idiom.id for idiom in IDIOMS if not idiom.way] == []
+
+
+def test_the_page_shows_the_committed_table() -> None:
+    page = (CHECKOUT / "docs" / "v1-v2.md").read_text()
+    assert markdown() in page, "python -m lab.lessons.v1_v2_table prints it"
 
 
 def document(**changes: str) -> dict[str, object]:
