@@ -22,6 +22,7 @@ _MODULES = (
     "resume",
     "async_checkpoint",
     "commit_window",
+    "article",
 )
 
 

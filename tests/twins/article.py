@@ -35,7 +35,7 @@ def reports_are_as_quick(document: Document) -> None:
 
 
 def an_error_is_returned(document: Document) -> None:
-    document["folder"].update({"result": {"error": "FileNotFoundError"}, "raised": None})
+    document["folder"].update({"result": {"error": "no such folder"}, "raised": None})
 
 
 def the_driver_is_a_rank(document: Document) -> None:
