@@ -21,7 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LAB := $(BIN)/lab
 
-LESSONS := first-run multi-node shards-sampler shards-ray-data iterable global-batch context threads uneven checkpoints resume async-checkpoint commit-window article
+LESSONS := first-run multi-node shards-sampler shards-ray-data iterable global-batch context threads uneven checkpoints resume async-checkpoint commit-window v1-v2 article
 
 # --- Set-up: each stamp says what .venv holds --------------------------------------------------------
 $(VENV)/.light: pyproject.toml requirements.lock scripts/venv

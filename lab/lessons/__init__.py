@@ -22,6 +22,7 @@ _MODULES = (
     "resume",
     "async_checkpoint",
     "commit_window",
+    "v1_v2",
     "article",
 )
 

@@ -25,7 +25,7 @@ def v1_says_that_it_goes(document: Document) -> None:
 
 
 def a_way_is_closed(document: Document) -> None:
-    document["settings"]["unset"]["ways"]["tune-callback"] = "ValueError: no callbacks any more."
+    document["settings"]["unset"]["ways"]["tune-callback"] = "warns: no callback is called any more."
 
 
 def both_ranks_are_in_the_result(document: Document) -> None:
