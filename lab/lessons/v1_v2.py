@@ -192,7 +192,7 @@ LESSON = Lesson(
         Break(
             "v1-default",
             "sets the variable to 0 where it should be unset, as an older Ray would behave",
-            ("table", "default", "last-report", "cpus"),
+            ("table", "default", "ways", "last-report", "cpus"),
         ),
     ),
     measurements=_measurements,
