@@ -15,7 +15,7 @@ from lab.errors import EnvironmentBroken
 from lab.observe.job import Job, say
 
 SETTING = "RAY_TRAIN_V2_ENABLED"
-LIMIT_S = 540.0
+LIMIT_S = 150.0
 """Of one process: it imports Ray and torch, and fits once."""
 PROGRAM = "from lab.observe.v1_idioms import main; main()"
 
