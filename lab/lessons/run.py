@@ -21,6 +21,10 @@ from lab.runtimes.protocol import Access, Runtime, Say
 from lab.settings import CHECKOUT, ROOT, Settings, StoreAccess
 from lab.store.probe import probe
 
+JOB_BASE_S = 120
+JOB_PATIENCE = 10
+"""A lesson's job may take this many times what it takes on a quiet machine, and `JOB_BASE_S` seconds more."""
+
 _PASSING = re.compile(r"LAB\| (.*)|.*?(\[rank \d+/\d+.*)")
 
 
@@ -113,7 +117,14 @@ def run_lesson(
     say(f"log: {log}")
     client = JobsClient(access.dashboard, settings.ray_auth_token.get_secret_value())
     request = {"run": run, "storage": str(location), "params": asdict(params)}
-    document = run_job(client, lesson.observe, request, log=log, say=line, limit_s=60 + 6 * lesson.seconds[1])
+    document = run_job(
+        client,
+        lesson.observe,
+        request,
+        log=log,
+        say=line,
+        limit_s=JOB_BASE_S + JOB_PATIENCE * lesson.seconds[1],
+    )
     if lesson.host is not None:
         host = Host(lesson, params, settings, access, store, runtime.name)
         document["host"] = lesson.host(host, document)
