@@ -151,6 +151,8 @@ def report(
                 "checkpoint": name if checkpoint else None,
             }
             write_epoch(rank.storage, rank.run, row)
+    if checkpoint is None:
+        options.pop("validation", None)  # Ray refuses it on a rank that hands over no checkpoint
     print(line(rank, plain, epoch), flush=True)
     try:
         ray.train.report(plain, checkpoint=checkpoint, checkpoint_dir_name=name, **options)
