@@ -127,13 +127,16 @@ def test_wrong_keys_or_bucket_are_named(
     assert_nothing_is_up(root)
 
 
+embedded = pytest.mark.parametrize("cluster", ["embedded"], indirect=True)
+"""The containers' own refusals are in tests/compose."""
+
+
 def own(cluster: Cluster) -> dict[str, str]:
     """The variables by which a command finds the tests' own cluster."""
-    if cluster.runtime.name != "embedded":
-        pytest.skip("the containers' own refusals are in tests/compose")
     return {name: os.environ[name] for name in ("LAB_DASHBOARD_PORT", "LAB_S3_PORT")}
 
 
+@embedded
 def test_a_cluster_of_another_shape_is_refused_and_stays_up(cluster: Cluster) -> None:
     variables = own(cluster)
     assert_refused(ROOT, ["up", "--nodes", "3"], variables, ["LAB_NODES=3", "make down"])
@@ -142,6 +145,7 @@ def test_a_cluster_of_another_shape_is_refused_and_stays_up(cluster: Cluster) ->
     assert answer.out.count(" up ") == 4, answer  # head, two workers, store
 
 
+@embedded
 def test_the_real_shape_counts_once_a_cluster_is_up(cluster: Cluster) -> None:
     cpus = cluster.access.node_cpus
     words = ["run", "first-run", "--workers", str(cpus + 1)]
