@@ -15,7 +15,7 @@ from lab import __version__
 from lab.errors import UserError
 from lab.jobs import JobsClient, run_job
 from lab.lessons import preflight
-from lab.lessons.contract import Lesson, LessonResult, Params, judge
+from lab.lessons.contract import Judged, Lesson, LessonResult, Params, judge
 from lab.report.results import result_folder, write_result
 from lab.runtimes.protocol import Access, Runtime, Say
 from lab.settings import CHECKOUT, ROOT, Settings, StoreAccess
@@ -130,13 +130,15 @@ def run_lesson(
         document["host"] = lesson.host(host, document)
     document["runtime"] = {"name": runtime.name, "shared_disk": access.shared_disk}
     folder = result_folder(ROOT, lesson.name, run)
+    claims = tuple(judge(claim, document) for claim in lesson.claims)
+    measurements, figures = _shown(lesson, document, folder, claims, say)
     result = LessonResult(
         lesson=lesson.name,
         run=run,
         runtime=runtime.name,
-        claims=tuple(judge(claim, document) for claim in lesson.claims),
-        measurements=dict(lesson.measurements(document)),
-        figures=tuple(path.name for path in lesson.figures(document, folder)),
+        claims=claims,
+        measurements=measurements,
+        figures=figures,
         files={"storage": f"{location}/{run}", "log": str(log)},
         environment=captured(document.get("environment", {}), settings) | runtime.captured(),
         params=asdict(params),
@@ -144,6 +146,21 @@ def run_lesson(
     )
     write_result(folder, result, document)
     return result
+
+
+def _shown(
+    lesson: Lesson, document: dict[str, Any], folder: Path, claims: tuple[Judged, ...], say: Say
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Measurements and figures. After a training that failed there may be nothing to show: the claims say so."""
+    try:
+        return dict(lesson.measurements(document)), tuple(
+            path.name for path in lesson.figures(document, folder)
+        )
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+        if all(claim.verdict != "fails" for claim in claims):
+            raise
+        say(f"{lesson.name}: no figures, for a claim failed and what they show is missing ({error!r})")
+        return {}, ()
 
 
 def captured(seen: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
