@@ -20,11 +20,6 @@ def at_least(least: float, measured: float) -> Finding:
     return Finding(f">= {least:g}", measured, measured >= least)
 
 
-def at_most(most: float, measured: float) -> Finding:
-    """Holds when the measured number is at most `most`."""
-    return Finding(f"<= {most:g}", measured, measured <= most)
-
-
 def one_value(digests: Iterable[str]) -> Finding:
     """Holds when all digests (at least two) are the same."""
     found = list(digests)

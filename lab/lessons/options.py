@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import Field, fields, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from lab.errors import UserError
 from lab.lessons.contract import Lesson, Params
@@ -94,8 +94,3 @@ def parameters(lesson: Lesson, settings: Settings, words: Sequence[str] = (), br
     if settings.workers is not None:
         values["workers"] = settings.workers
     return replace(lesson.params(), **(values | parse_own(lesson, words)))
-
-
-def literal_choices(kind: Any) -> tuple[str, ...]:
-    """The values of a Literal type, for a field's `choices`."""
-    return tuple(str(value) for value in get_args(kind))

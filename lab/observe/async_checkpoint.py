@@ -32,7 +32,7 @@ from lab.observe.training import outcome_json
 from lab.settings import StoreAccess
 from lab.storage import Storage
 from lab.training import state as states
-from lab.training.records import _read_all, _write
+from lab.training.records import read_documents, write_document
 from lab.training.report import Rank, join_run, report
 from lab.training.run import ROLE_LABEL, SNAPSHOT, fit
 from lab.training.uploads import report_async
@@ -67,12 +67,12 @@ def phases(config: dict[str, Any]) -> None:
 
 def note(rank: Rank, phase: str, content: dict[str, Any]) -> None:
     """Write or replace a phase's note in the run's folder."""
-    _write(rank.storage, f"{rank.run}/{NOTES}/{phase}.json", {"phase": phase, **content})
+    write_document(rank.storage, f"{rank.run}/{NOTES}/{phase}.json", {"phase": phase, **content})
 
 
 def notes(storage: Storage, run: str) -> list[dict[str, Any]]:
     """The notes of the phases begun so far."""
-    return _read_all(storage, f"{run}/{NOTES}")
+    return read_documents(storage, f"{run}/{NOTES}")
 
 
 class _Phases:

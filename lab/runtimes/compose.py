@@ -10,12 +10,12 @@ from pathlib import Path
 
 from lab.errors import EnvironmentBroken, LabError, UserError
 from lab.runtimes.engine import ANSWER_S, call, engine_problem
-from lab.runtimes.images import digests, images_missing, images_obtainable, images_problem, obtain
+from lab.runtimes.images import digests, images_missing, images_problem, obtain
 from lab.runtimes.project import FILE, NODE_STORE, SOURCE, Container, compose, containers, environment
 from lab.runtimes.protocol import Access, Part, Say
 from lab.settings import ROOT, Settings
 
-__all__ = ["ComposeRuntime", "engine_problem", "images_missing", "images_obtainable", "images_problem"]
+__all__ = ["ComposeRuntime", "engine_problem", "images_missing", "images_problem"]
 
 UP_S = 300
 """Seconds for everything to be healthy."""

@@ -103,11 +103,6 @@ def images_problem(settings: Settings, limit_s: float = OFFER_S) -> str | None:
     return None
 
 
-def images_obtainable(settings: Settings, limit_s: float = OFFER_S) -> bool:
-    """Whether every image is there, or can be built or pulled."""
-    return images_problem(settings, limit_s) is None
-
-
 def obtain(settings: Settings, say: Say, wanted: list[Image] | None = None) -> None:
     """Build or pull what is missing.
 

@@ -27,31 +27,31 @@ def begin_attempt(storage: Storage, run: str, about: dict[str, Any]) -> int:
         The attempt's number: 0 for the first start of this run name.
     """
     attempt = len(storage.files(f"{run}/{ATTEMPTS}"))
-    _write(storage, f"{run}/{ATTEMPTS}/attempt-{attempt:03d}.json", {"attempt": attempt, **about})
+    write_document(storage, f"{run}/{ATTEMPTS}/attempt-{attempt:03d}.json", {"attempt": attempt, **about})
     return attempt
 
 
 def write_epoch(storage: Storage, run: str, row: dict[str, Any]) -> None:
     """Write one row of the epoch log; it holds at least `epoch`, `attempt` and `time` (seconds since 1970)."""
     name = f"attempt-{row['attempt']:03d}-epoch-{row['epoch']:04d}.json"
-    _write(storage, f"{run}/{EPOCH_LOG}/{name}", row)
+    write_document(storage, f"{run}/{EPOCH_LOG}/{name}", row)
 
 
 def read_epoch_log(storage: Storage, run: str) -> list[dict[str, Any]]:
     """All epochs that were done, in time order; an epoch done twice is there twice."""
-    rows = _read_all(storage, f"{run}/{EPOCH_LOG}")
+    rows = read_documents(storage, f"{run}/{EPOCH_LOG}")
     return sorted(rows, key=lambda row: (row["attempt"], row["epoch"]))
 
 
 def write_observation(storage: Storage, run: str, rank: int, attempt: int, seen: dict[str, Any]) -> None:
     """Write what one rank saw; a second call of the same rank and attempt replaces the first."""
     content = {"rank": rank, "attempt": attempt, **seen}
-    _write(storage, f"{run}/{OBSERVATIONS}/rank-{rank}-attempt-{attempt}.json", content)
+    write_document(storage, f"{run}/{OBSERVATIONS}/rank-{rank}-attempt-{attempt}.json", content)
 
 
 def read_observations(storage: Storage, run: str, attempt: int | None = None) -> list[dict[str, Any]]:
     """What each rank saw, sorted by attempt and rank; of one attempt alone if given."""
-    rows = _read_all(storage, f"{run}/{OBSERVATIONS}")
+    rows = read_documents(storage, f"{run}/{OBSERVATIONS}")
     chosen = [row for row in rows if attempt is None or row["attempt"] == attempt]
     return sorted(chosen, key=lambda row: (row["attempt"], row["rank"]))
 
@@ -62,9 +62,11 @@ def last_attempt(storage: Storage, run: str) -> int | None:
     return count - 1 if count else None
 
 
-def _write(storage: Storage, path: str, content: dict[str, Any]) -> None:
+def write_document(storage: Storage, path: str, content: dict[str, Any]) -> None:
+    """Write one record as JSON."""
     storage.write(path, json.dumps(content, allow_nan=False).encode())
 
 
-def _read_all(storage: Storage, folder: str) -> list[dict[str, Any]]:
+def read_documents(storage: Storage, folder: str) -> list[dict[str, Any]]:
+    """Every record below `folder`, by path."""
     return [json.loads(storage.read(entry.path)) for entry in storage.files(folder)]
