@@ -90,10 +90,14 @@ def test_a_process_that_lost_its_environment_is_found_by_its_session(cluster_id:
     assert _processes.marked(cluster_id, [record]) == []
 
 
-def test_a_session_whose_number_was_reused_is_left_alone() -> None:
-    mine = psutil.Process()
-    stranger = Record("part", os.getsid(0), mine.create_time() - 1e6, "")
-    assert _processes.marked("none", [stranger]) == []
+def test_a_session_whose_number_was_reused_is_left_alone(cluster_id: str, tmp_path: Path) -> None:
+    # The session must have a living leader of its own: pytest's may have ended, or be outside of a container.
+    other = uuid.uuid4().hex
+    leader = start(other, tmp_path)
+    earlier = Record("part", leader.pid, leader.created - 1e6, "")
+    assert _processes.marked(cluster_id, [earlier]) == []
+    assert len(_processes.marked(cluster_id, [leader])) == 1
+    assert _processes.end_marked(other) == []
 
 
 def test_another_clusters_processes_are_left_alone(cluster_id: str, tmp_path: Path) -> None:
