@@ -232,7 +232,7 @@ LESSON = Lesson(
     params=CommitWindow,
     default_storage="s3",
     check=_check,
-    quick={"kills": 2, "awaited": 1},
+    quick={"workers": 1, "kills": 2, "awaited": 1},
     claims=(
         Claim(
             "first-epoch",

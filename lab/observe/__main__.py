@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.channel import send
 from lab.errors import LabError, UserError
-from lab.observe.job import Job, check_same_everywhere, cluster_facts, environment
+from lab.observe.job import Job, ask_nodes, check_same_everywhere, cluster_facts, environment
 from lab.training.defaults import driver_environment
 
 
@@ -29,10 +29,14 @@ def _observe(module: str, request: dict[str, Any]) -> dict[str, Any]:
     import ray
 
     ray.init(address="auto", logging_level=logging.WARNING)
-    nodes = cluster_facts()
+    asked = ask_nodes()
+    observation = importlib.import_module(
+        f"lab.observe.{module}"
+    )  # torch and Ray Train, while the nodes answer
+    nodes = cluster_facts(asked)
     check_same_everywhere(nodes)
     job = Job(run=request["run"], storage_uri=request["storage"], params=request["params"])
-    document: dict[str, Any] = importlib.import_module(f"lab.observe.{module}").observe(job)
+    document: dict[str, Any] = observation.observe(job)
     document["environment"] = environment(nodes)
     document["params"] = dict(request["params"])
     document["run"] = request["run"]

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 
 from lab.errors import UserError
 from lab.observe.article_programs import never_starts, numbers_alone, one_folder_for_all, working
-from lab.observe.job import Job, say
+from lab.observe.job import Job, role_cpus, say
 from lab.observe.train_extra import without_default
 from lab.storage import Storage
 from lab.training.defaults import POLL_INTERVAL_S, TORCH_TIMEOUT_S
@@ -62,25 +63,39 @@ def observe(job: Job) -> dict[str, Any]:
     (folder / "model.pt").write_bytes(bytes(int(job.params["kilobytes"]) * 1024))
     run = _Programs(job, storage)
     try:
-        say("1. reports without a checkpoint; a shard without a name")
-        numbers = run.fit("numbers", working if careful else numbers_alone, {"reports": 2}, rows=rows)
-        say(f"2. every rank reports one folder {reports} times, at Ray's own poll interval")
+        have = sum(role_cpus("head"))
+        asked = job.workers if careful else have + 1
         config = {
             "reports": reports,
             "folder": str(folder),
             "never_made": str(folder if careful else own / "never-made"),
             "careful": careful,
         }
-        with environment(POLL, None):
-            one_folder = run.fit("folder", one_folder_for_all, config, keep=KEEP if careful else None)
-        say("3. a version that works")
-        with environment(POLL, str(POLL_INTERVAL_S)):
-            works = run.fit("working", working, {"reports": reports}, rows=rows, keep=KEEP)
-        have = _head_cpus()
-        asked = job.workers if careful else have + 1
-        say(f"4. {asked} ranks on {have} CPUs")
-        with environment(START_TIMEOUT, str(START_TIMEOUT_S)):
+
+        def one_folder_reported() -> dict[str, Any]:
+            say(f"1. every rank reports one folder {reports} times")
+            return run.fit("folder", one_folder_for_all, config, keep=KEEP if careful else None)
+
+        say("as typed, at Ray's own poll interval")
+        # the first program mostly waits; the crowd waits for CPUs that there are not
+        with (
+            environment(POLL, None),
+            environment(START_TIMEOUT, str(START_TIMEOUT_S)),
+            ThreadPoolExecutor(1) as beside,
+        ):
+            waiting = beside.submit(one_folder_reported)
+            if have < 2 * job.workers:
+                waiting.result()
+            say("2. reports without a checkpoint; a shard without a name")
+            numbers = run.fit("numbers", working if careful else numbers_alone, {"reports": 2}, rows=rows)
+            one_folder = waiting.result()
+            say(f"3. {asked} ranks on {have} CPUs")
             crowd = run.fit("crowd", never_starts, {}, workers=asked)
+        say("4. a version that works")
+        with environment(POLL, str(POLL_INTERVAL_S)), ThreadPoolExecutor(1) as beside:
+            imports = beside.submit(without_default)
+            works = run.fit("working", working, {"reports": reports}, rows=rows, keep=KEEP)
+            train_extra = imports.result()
     finally:
         shutil.rmtree(own)
     return {
@@ -91,7 +106,7 @@ def observe(job: Job) -> dict[str, Any]:
         "default_start_limit": FailureConfig().controller_failure_limit,
         "keep": KEEP,
         "driver_context": _driver_context(),
-        "train_extra": without_default(),
+        "train_extra": train_extra,
     }
 
 
@@ -174,14 +189,6 @@ def _driver_context() -> str:
         return f"works: {ray.train.get_context().get_world_size()}"
     except RuntimeError as error:
         return f"{type(error).__name__}: {str(error).partition('. ')[0]}"
-
-
-def _head_cpus() -> int:
-    return sum(
-        int(node["Resources"].get("CPU", 0))
-        for node in ray.nodes()
-        if node["Alive"] and node.get("Labels", {}).get("lab-role") == "head"
-    )
 
 
 def _name(job: Job, which: str) -> str:

@@ -17,11 +17,11 @@ from ray.train import ScalingConfig
 from torch import nn
 
 from lab.errors import UserError
-from lab.observe.job import Job, say
+from lab.observe.job import Job, role_cpus, say
 from lab.observe.training import outcome_json
 from lab.training.records import read_observations
 from lab.training.report import join_run, observe_rank
-from lab.training.run import ROLE_LABEL, Role, fit
+from lab.training.run import Role, fit
 
 PER_NODE = 2
 """Ranks on each of the two nodes that the placement `two-nodes-full` fills."""
@@ -45,7 +45,7 @@ def placements(job: Job) -> tuple[list[Placement], list[Placement]]:
     Raises:
         UserError: the worker nodes have a number of CPUs that two ranks cannot fill.
     """
-    head, workers = _cpus("head"), _cpus("worker")
+    head, workers = role_cpus("head"), role_cpus("worker")
     spread = min(job.workers, len(workers))
     return (
         [
@@ -57,14 +57,6 @@ def placements(job: Job) -> tuple[list[Placement], list[Placement]]:
             Placement("two-nodes-full", "worker", 2 * PER_NODE, 2, spread=False, cpus=_share(workers[0])),
         ],
     )
-
-
-def _cpus(role: Role) -> list[int]:
-    return [
-        int(node["Resources"].get("CPU", 0))
-        for node in ray.nodes()
-        if node["Alive"] and node.get("Labels", {}).get(ROLE_LABEL) == role
-    ]
 
 
 def _share(node_cpus: int) -> float:

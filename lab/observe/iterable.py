@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import ray.data
@@ -13,10 +10,11 @@ import ray.train
 import ray.train.torch
 import torch
 from ray.data import DataContext, ExecutionOptions
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
 from lab.errors import EnvironmentBroken, UserError
 from lab.observe.job import Job, say
+from lab.observe.number_stream import Numbers, flat
 from lab.observe.training import outcome_json
 from lab.training.records import read_observations
 from lab.training.report import join_run, observe_rank
@@ -25,30 +23,6 @@ from lab.training.steps import by_steps
 from lab.training.streams import agree_on_steps
 
 EPOCHS = 2
-
-
-class Numbers(IterableDataset):  # type: ignore[misc]
-    """0, 1, 2, ... below `end`, or for ever; every pass over it has a name of its own, which its items carry.
-
-    With `share` (a rank, the number of ranks) a reader takes its part alone: every k-th number of k readers.
-    """
-
-    def __init__(self, end: int | None, share: tuple[int, int] | None = None) -> None:
-        self.end = end
-        self.share = share
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Numbers with the reading process and the pass; a pass that skips a number has not read it."""
-        reading = uuid.uuid4().hex[:8]
-        number, step = 0, 1
-        if self.share is not None:
-            rank, ranks = self.share
-            info = get_worker_info()
-            workers, worker = (info.num_workers, info.id) if info is not None else (1, 0)
-            number, step = rank * workers + worker, ranks * workers
-        while self.end is None or number < self.end:
-            yield {"number": number, "reading": reading, "pid": os.getpid()}
-            number += step
 
 
 def observe(job: Job) -> dict[str, Any]:
@@ -60,7 +34,7 @@ def observe(job: Job) -> dict[str, Any]:
         f"{job.workers} ranks, {job.params['loader_workers']} loader workers each, read the stream 0..{end - 1}"
     )
     # the very same class of stream, given to Ray Data: one read task, whatever the number of ranks
-    stream = ray.data.from_torch(Numbers(end)).map(_flat)
+    stream = ray.data.from_torch(Numbers(end)).map(flat)
     options = ExecutionOptions(label_selector={ROLE_LABEL: "worker"})
     split: list[str] = [] if job.broken("not-split") else ["train"]
     storage = job.storage()
@@ -89,11 +63,6 @@ def observe(job: Job) -> dict[str, Any]:
         "outcome": outcome_json(outcome),
         "ranks": [{key: row[key] for key in ("rank", "streams", "endless")} for row in rows],
     }
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    item = row["item"]
-    return {"number": item["number"], "reading": int(item["reading"], 16), "pid": item["pid"]}
 
 
 def read_streams(config: dict[str, Any]) -> None:

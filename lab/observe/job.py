@@ -102,25 +102,38 @@ def node_facts() -> dict[str, Any]:
     }
 
 
-def cluster_facts(timeout_s: float = 30.0) -> list[dict[str, Any]]:
-    """`node_facts` of every node that is alive, with its id, address, labels and logical CPUs.
+def ask_nodes() -> list[tuple[dict[str, Any], Any]]:
+    """Ask every node that is alive for its `node_facts`: what Ray says of the node, and the answer to come.
+
+    A node starts a process for it, which takes seconds: ask early, do something else, then `cluster_facts`.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    remote = ray.remote(num_cpus=0, max_retries=0)(node_facts)
+    return [
+        (
+            node,
+            remote.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ).remote(),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def cluster_facts(asked: list[tuple[dict[str, Any], Any]], timeout_s: float = 30.0) -> list[dict[str, Any]]:
+    """The answers to `ask_nodes`, each with its node's id, address, labels and logical CPUs.
 
     Raises:
         EnvironmentBroken: a node does not answer within `timeout_s`.
     """
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    remote = ray.remote(num_cpus=0, max_retries=0)(node_facts)
-    asked = [
-        remote.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
-        for node in nodes
-    ]
+    nodes, coming = zip(*asked, strict=True)
     try:
-        answers = ray.get(asked, timeout=timeout_s)
+        answers = ray.get(list(coming), timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise EnvironmentBroken(
             f"not every node answered within {timeout_s:.0f} s: look at `make status`, then `make down` and `make up`."
@@ -134,6 +147,17 @@ def cluster_facts(timeout_s: float = 30.0) -> list[dict[str, Any]]:
             **facts,
         }
         for node, facts in zip(nodes, answers, strict=True)
+    ]
+
+
+def role_cpus(role: str) -> list[int]:
+    """Logical CPUs of each node that is alive and has the label `lab-role` of this value."""
+    import ray
+
+    return [
+        int(node["Resources"].get("CPU", 0))
+        for node in ray.nodes()
+        if node["Alive"] and node.get("Labels", {}).get("lab-role") == role
     ]
 
 

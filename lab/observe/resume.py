@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import ray.train
 
 from lab.errors import EnvironmentBroken, UserError
-from lab.observe.job import Job, say
+from lab.observe.job import Job, role_cpus, say
 from lab.observe.restore import restored as restored_without_ray
 from lab.observe.training import outcome_json
 from lab.storage import Storage
@@ -161,33 +162,40 @@ def observe(job: Job) -> dict[str, Any]:
     say("damaged copies of that run")
     damage = _damage(storage, names["damaged"], content, loop, job.workers)
 
-    say("the other epochs, by the same name; then without each part of the state")
-    second = _second(storage, job, loop, parts=True)
-
-    say(f"a crash in the middle of epoch {crash_epoch}, under a name that --fresh clears first")
-    crash_said: Said = []
-    crash = fit(
-        train_loop,
-        replace(loop, crash_at=(crash_epoch, batches // 2)).to_dict(),
-        storage=storage,
-        name=names["crash"],
-        workers=job.workers,
-        role="head",
-        fresh=True,
-        max_failures=1,
-        say=_both(crash_said),
-    )
     other_workers = 1 if job.workers > 1 else 2
-    say(f"the saved state of {job.workers} ranks on {other_workers}")
-    other = fit(
-        other_size,
-        {"loop": replace(loop, epochs=half + 1).to_dict()},
-        storage=storage,
-        name=names["other-size"],
-        workers=other_workers,
-        role="head",
-        say=_both([]),
-    )
+    crash_said: Said = []
+
+    def crashed() -> Outcome:
+        say(f"a crash in the middle of epoch {crash_epoch}, under a name that --fresh clears first")
+        return fit(
+            train_loop,
+            replace(loop, crash_at=(crash_epoch, batches // 2)).to_dict(),
+            storage=storage,
+            name=names["crash"],
+            workers=job.workers,
+            role="head",
+            fresh=True,
+            max_failures=1,
+            say=_both(crash_said),
+        )
+
+    with ThreadPoolExecutor(1) as beside:  # a fit is mostly start-up: two overlap well
+        crashing = beside.submit(crashed)
+        if sum(role_cpus("head")) < 2 * job.workers:
+            crashing.result()
+        say("the other epochs, by the same name; then without each part of the state")
+        second = _second(storage, job, loop, parts=True)
+        say(f"the saved state of {job.workers} ranks on {other_workers}")
+        other = fit(
+            other_size,
+            {"loop": replace(loop, epochs=half + 1).to_dict()},
+            storage=storage,
+            name=names["other-size"],
+            workers=other_workers,
+            role="head",
+            say=_both([]),
+        )
+    crash = crashing.result()
     for outcome in (crash, other):
         _said_if_failed(outcome)
     newest = first["outcome"]["checkpoint"]

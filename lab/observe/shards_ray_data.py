@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import random
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ray.data import DataContext, ExecutionOptions, ExecutionResources
 
 from lab.errors import EnvironmentBroken, UserError
+from lab.observe.jitter import jitter
 from lab.observe.job import Job, say
 from lab.observe.training import outcome_json
 from lab.storage import Storage
@@ -35,7 +36,6 @@ SMALL_WORKERS = 3
 RAGGED = {"ragged-a": (30, 10), "ragged-b": (7, 7, 7, 7, 12)}
 """Rows of the blocks, repeated once a rank: the two inputs of pitfall D5."""
 RAGGED_BATCH = 8
-JITTER_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,10 @@ class Case:
 
 
 def observe(job: Job) -> dict[str, Any]:
-    """Two runs on `workers` ranks and one on 3; what each rank got from each of its data sets, row by row."""
+    """Two runs on `workers` ranks and one on 3; what each rank got from each of its data sets, row by row.
+
+    In the quick form the second and third are the shards alone, without ranks.
+    """
     context = DataContext.get_current()
     context.enable_progress_bars = False
     # the new Parquet reader of Ray 2.60 starts 32 actors for footers in every epoch, on any node whatever the labels
@@ -88,11 +91,13 @@ def observe(job: Job) -> dict[str, Any]:
         "evaluation": _blocks((EVALUATION_ROWS,)),
         "words": ray.data.from_arrow(_words()),
     }
+    # the quick form starts ranks once: what it asks of the other two runs is how the rows are cut and ordered
+    again = _split if job.quick else _run
     runs = [
         _run(job, f"{job.run}-1", workers, cases, data),
-        _run(job, f"{job.run}-2", workers, [Case("ordered", batch)], data),
+        again(job, f"{job.run}-2", workers, [Case("ordered", batch)], data),
     ]
-    small = _run(
+    small = again(
         job,
         f"{job.run}-small",
         SMALL_WORKERS,
@@ -114,9 +119,7 @@ def observe(job: Job) -> dict[str, Any]:
     }
 
 
-def _run(job: Job, name: str, workers: int, cases: list[Case], data: Mapping[str, Any]) -> dict[str, Any]:
-    """One fit that reads `cases`, each from the data set of its name."""
-    used = {case.name: data[case.name] for case in cases}
+def _data_config(job: Job, used: Iterable[str]) -> ray.train.DataConfig:
     whole = {"evaluation", "words", *(["train"] if job.broken("not-split") else [])}
     # the same jitter that a real pipeline has decides the order of blocks, unless it is preserved
     preserved = set() if job.broken("ray-defaults") else {"ordered"}
@@ -132,6 +135,14 @@ def _run(job: Job, name: str, workers: int, cases: list[Case], data: Mapping[str
         )
         for key in used
     }
+    return ray.train.DataConfig(
+        datasets_to_split=[key for key in used if key not in whole], execution_options=options
+    )
+
+
+def _run(job: Job, name: str, workers: int, cases: list[Case], data: Mapping[str, Any]) -> dict[str, Any]:
+    """One fit that reads `cases`, each from the data set of its name."""
+    used = {case.name: data[case.name] for case in cases}
     say(f"{name}: {workers} ranks read {', '.join(used)}")
     storage = job.storage()
     outcome = fit(
@@ -143,14 +154,28 @@ def _run(job: Job, name: str, workers: int, cases: list[Case], data: Mapping[str
         role="worker",
         fresh=True,
         datasets=used,
-        dataset_config=ray.train.DataConfig(
-            datasets_to_split=[key for key in used if key not in whole], execution_options=options
-        ),
+        dataset_config=_data_config(job, used),
         say=lambda line: None,
     )
     if outcome.error:
         raise EnvironmentBroken(f"run {name} ended early: {outcome.error.kind}: {outcome.error.message}")
     return {"outcome": outcome_json(outcome), "ranks": _ranks(storage, outcome)}
+
+
+def _split(job: Job, name: str, workers: int, cases: list[Case], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The same shards without a fit: cut by the `DataConfig` with which Ray Train cuts them, each read by a thread."""
+    used = {case.name: data[case.name] for case in cases}
+    say(f"{name}: the shards of {workers} ranks, read without them: {', '.join(used)}")
+    began = time.monotonic()
+    shards = _data_config(job, used).configure(used, workers, None, None)
+    with ThreadPoolExecutor(workers) as pool:
+        seen = list(pool.map(lambda own: {case.name: _read(own[case.name], case) for case in cases}, shards))
+    return {
+        "outcome": {"seconds": round(time.monotonic() - began, 2), "error": None},
+        "ranks": [
+            {"rank": rank, "world_size": workers, "cases": cases_of} for rank, cases_of in enumerate(seen)
+        ],
+    }
 
 
 def _ranks(storage: Storage, outcome: Outcome) -> list[dict[str, Any]]:
@@ -208,12 +233,6 @@ def _epoch(batches: Iterable[Mapping[str, torch.Tensor]], together: bool = False
     return {"ids": ids, "sizes": sizes, "first_at": first, "last_made": made or None}
 
 
-def _jitter(rows: dict[str, Any]) -> dict[str, Any]:
-    """A step of the pipeline that takes 0 to 0.1 s a block, as real decoding does, and stamps its rows."""
-    time.sleep(random.random() * JITTER_S)
-    return {**rows, "made": np.full(len(rows["id"]), time.time())}
-
-
 def _source(job: Job, column: str) -> tuple[Any, list[int], str]:
     """The stream, the ids that are in it (read without Ray Data), and where it lies.
 
@@ -238,7 +257,7 @@ def _source(job: Job, column: str) -> tuple[Any, list[int], str]:
         ].to_pylist()
     ]
     stream = _parquet(storage, files, ["id", column])
-    return stream.map_batches(_jitter, batch_size=None), ids, uri
+    return stream.map_batches(jitter, batch_size=None), ids, uri
 
 
 def _found(job: Job, uri: str) -> tuple[Storage, list[str]]:

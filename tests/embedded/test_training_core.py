@@ -23,13 +23,15 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("ray.train")
 torch = pytest.importorskip("torch")
 import numpy as np  # noqa: E402
+from ray.train import ScalingConfig  # noqa: E402
+from ray.train.torch import TorchTrainer  # noqa: E402
 
 from lab.training import report as reports  # noqa: E402
 from lab.training import state  # noqa: E402
 from lab.training.data import digits  # noqa: E402
 from lab.training.loop import LoopConfig, Training, evaluate, train_loop  # noqa: E402
 from lab.training.models import build_model  # noqa: E402
-from lab.training.run import Outcome, fit  # noqa: E402
+from lab.training.run import Outcome, _LeanTrainer, fit  # noqa: E402
 
 pytestmark = pytest.mark.embedded
 
@@ -120,6 +122,19 @@ def test_ranks_agree_after_seeing_different_data(runs: Runs, straight: Outcome) 
     assert first["local_gradient_sha256"] != second["local_gradient_sha256"]
     assert first["omp_threads"] == "1"
     assert straight.first_step_at == max(first["first_step_at"], second["first_step_at"])
+
+
+def test_a_run_starts_no_helper_that_it_has_no_use_for(storage: Storage) -> None:
+    """Holds as long as Ray names the two so: an upgrade that renames one shows here."""
+
+    def helpers(trainer: type[TorchTrainer], datasets: dict[str, Any] | None = None) -> list[str]:
+        made = trainer(train_loop, scaling_config=ScalingConfig(num_workers=1), datasets=datasets)
+        names = [type(one).__name__ for one in made._create_default_callbacks()]
+        return [name for name in names if name in ("PlacementGroupCleanerCallback", "DatasetsCallback")]
+
+    assert helpers(TorchTrainer) == ["PlacementGroupCleanerCallback", "DatasetsCallback"]
+    assert helpers(_LeanTrainer) == []
+    assert helpers(_LeanTrainer, {"train": object()}) == ["DatasetsCallback"]
 
 
 def test_it_learns(straight: Outcome) -> None:
