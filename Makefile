@@ -6,16 +6,20 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 # --- Knobs: `make run LESSON=first-run WORKERS=4` -------------------------------------------------
-# A knob that is set here reaches the lab as LAB_<KNOB>; one in the environment or in .env does too.
+# A knob on make's command line reaches the lab as LAB_<KNOB>, as it stands. The environment's NAME or STORE is somebody
+# else's: there, and in .env, the lab reads LAB_<KNOB> alone.
 KNOBS := RUNTIME NODES NODE_CPUS WORKERS STORE STORAGE SEED NAME FRESH KEEP QUICK DASHBOARD_PORT S3_PORT
-$(foreach knob,$(KNOBS),$(if $($(knob)),$(eval export LAB_$(knob) := $($(knob)))))
+given = $(filter command,$(firstword $(origin $(1))))
+$(foreach knob,$(KNOBS),$(if $(call given,$(knob)),$(eval export LAB_$(knob) = $$(value $(knob)))))
+# One word of the shell, whatever is in it.
+quoted = '$(subst ','\'',$(value $(1)))'
 
-PYTHON ?= python3# any Python from 3.11 to 3.13; makes .venv
-LESSON ?=# a lesson's name, several with commas, or all
-ARGS ?=# a lesson's own options, as in ARGS='--epochs 3'
-RUN ?=# a run's name, for logs and results
-RANK ?=# one rank, for logs
-TESTS ?=# pytest's own arguments, as in TESTS='-k storage'
+PYTHON = python3# any Python from 3.11 to 3.13; makes .venv
+LESSON =# a lesson's name, several with commas, or all
+ARGS =# a lesson's own options, as in ARGS='--epochs 3'
+RUN =# a run's name, for logs and results
+RANK =# one rank, for logs
+TESTS =# pytest's own arguments, as in TESTS='-k storage'
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -58,7 +62,7 @@ setup: runtime ## .venv for the chosen runtime, and .env with fresh secrets [RUN
 
 .PHONY: run
 run: runtime ## Run one lesson [LESSON= WORKERS= NODES= STORAGE= SEED= NAME= FRESH=1 QUICK=1 KEEP=1 ARGS=]
-	@$(LAB) run "$(LESSON)" $(ARGS)
+	@$(LAB) run $(call quoted,LESSON) $(ARGS)
 
 .PHONY: lessons
 lessons: runtime ## Run every lesson, with one table of claims at the end [QUICK=1]
@@ -70,11 +74,11 @@ $(LESSONS): runtime
 
 .PHONY: list
 list: light ## The lessons: what each needs, how long it takes [LESSON=]
-	@$(LAB) list $(LESSON)
+	@$(LAB) list $(if $(call given,LESSON),$(call quoted,LESSON))
 
 .PHONY: results
 results: light ## Past runs, or one in full [RUN=]
-	@$(LAB) results $(RUN)
+	@$(LAB) results $(if $(RUN),$(call quoted,RUN))
 
 ##@ The cluster
 
@@ -100,7 +104,7 @@ dashboard: light ## The URL of Ray's dashboard [ARGS=--token]
 
 .PHONY: logs
 logs: light ## The log of a run, rank by rank [RUN= RANK=]
-	@$(LAB) logs $(RUN) $(if $(RANK),--rank $(RANK)) $(ARGS)
+	@$(LAB) logs $(if $(RUN),$(call quoted,RUN)) $(if $(RANK),--rank $(call quoted,RANK)) $(ARGS)
 
 ##@ Images
 
@@ -139,7 +143,7 @@ test-full: $(VENV)/.cluster $(VENV)/.dev check ## The same tests with the lesson
 
 .PHONY: docs-figures
 docs-figures: runtime ## Run the lessons in full; put their figures and tables into docs [LESSON= RUNTIME=]
-	@scripts/docs-figures $(BIN) "$(or $(LESSON),all)"
+	@scripts/docs-figures $(BIN) $(if $(call given,LESSON),$(call quoted,LESSON),all)
 
 .PHONY: lock
 lock: $(VENV)/.dev ## Resolve the pins again
@@ -154,7 +158,7 @@ clean: ## Delete what can be made again: .venv and caches; no data, no result
 
 .PHONY: clean-data
 clean-data: light ## Delete results, storage and volumes, after saying what [YES=1]
-	@$(LAB) clean-data $(if $(YES),--yes)
+	@$(LAB) clean-data $(if $(and $(call given,YES),$(filter 1,$(YES))),--yes)
 
 .PHONY: help
 help:

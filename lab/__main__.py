@@ -1,5 +1,24 @@
-"""`python -m lab` is the `lab` command."""
+"""The `lab` command, and `python -m lab`: a Ctrl-C while the rest is still being imported gets its answer too."""
 
-from lab.cli import main
+from __future__ import annotations
 
-main()
+import os
+import signal
+
+
+def _interrupted(number: int, frame: object) -> None:
+    os.write(2, b"interrupted.\n")
+    os._exit(130)
+
+
+def main() -> None:
+    """Import the command and run it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupted)
+    from lab.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

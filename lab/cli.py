@@ -24,7 +24,7 @@ from lab.lessons import find, lessons, preflight
 from lab.lessons.contract import Lesson
 from lab.lessons.options import option, own_fields, parameters
 from lab.lessons.run import check_all, default_local_root, log_of, run_lesson, visible
-from lab.report.results import find_result, read_results
+from lab.report.results import find_result, read_results, unreadable
 from lab.runtimes import compose
 from lab.runtimes.choice import choose, make_runtime, present
 from lab.runtimes.protocol import Access, Runtime
@@ -40,6 +40,9 @@ app = typer.Typer(
 )
 checkpoints_app = typer.Typer(help="Runs and checkpoints in a storage location.", no_args_is_help=True)
 app.add_typer(checkpoints_app, name="checkpoints")
+
+OWN_LOGS = frozenset({"crash", "doctor", "checkpoints", "images", "compose-up"})
+"""Logs beside those of runs."""
 
 console = make_console()
 error_console = make_error_console()
@@ -218,6 +221,8 @@ def results(
         say(f"folder: {found['folder']}  storage: {found['files']['storage']}")
         return
     rows = read_results(ROOT)
+    for path in unreadable(ROOT):
+        error_console.print(f"left out: {path} cannot be read.", markup=False)
     if not rows:
         say("no results yet: `make demo`, or `lab run first-run`.")
     for row in rows:
@@ -322,7 +327,8 @@ def logs(
     if run_name:
         path = log_of(check_name(run_name, "RUN"), folder)
     else:
-        found = sorted(folder.glob("*.log"), key=lambda item: item.stat().st_mtime)
+        logs_of_runs = [path for path in folder.glob("*.log") if path.stem not in OWN_LOGS]
+        found = sorted(logs_of_runs, key=lambda item: item.stat().st_mtime)
         if not found:
             raise UserError(f"there is no log below {folder} yet: run a lesson first.")
         path = found[-1]
@@ -393,6 +399,10 @@ def checkpoints_clean(
             held.append(f"{location}/{name} was left alone: {found['held']}; wait for its end, or stop it.")
             continue
         verb = "deleted" if found["deleted"] else "would delete"
+        if whole and not found["is_run"]:
+            raise UserError(
+                f"NAME={name!r}: {location}/{name} is no run of Ray Train, so it is left alone: delete it yourself."
+            )
         if whole:
             run = document["runs"][name]
             say(f"{verb} {location}/{name}: {run['files']} files, {run['bytes']:,} bytes")
@@ -488,7 +498,9 @@ def diagnose() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; every error is one sentence and an exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         code = app(args=arguments, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else errors.OK)
@@ -499,15 +511,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         error_console.print("interrupted.", markup=False)
         sys.exit(errors.INTERRUPTED)
     except typer.Exit as stop:
+        if stop.exit_code == errors.INTERRUPTED:  # typer's own answer to a Ctrl-C says nothing
+            error_console.print("interrupted.", markup=False)
         sys.exit(stop.exit_code)
     except Exception as error:  # noqa: BLE001 - the boundary: click's own mistakes, then the lab's defects
         shown = getattr(error, "format_message", None)
         if shown is not None:
             error_console.print(f"{shown()} See `lab --help`.", markup=False)
             sys.exit(errors.USER_MISTAKE)
+        if isinstance(error, OSError) and error.filename is not None:
+            error_console.print(f"{error.filename}: {error.strerror}: see who may use it.", markup=False)
+            sys.exit(errors.ENVIRONMENT_BROKE)
         log = ROOT / ".lab" / "logs" / "crash.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(traceback.format_exc())
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(traceback.format_exc())
+        except OSError:
+            traceback.print_exc()
         error_console.print(
             f"a defect of the lab: {type(error).__name__}: {error}. The traceback is in {log}.", markup=False
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 _STYLE = {"holds": "green", "fails": "bold red", "not shown": "yellow"}
@@ -42,7 +43,7 @@ def print_claims(console: Console, results: Iterable[Mapping[str, Any]]) -> None
     if console.is_terminal:
         table = Table("lesson", "claim", "expected", "measured", "verdict", show_lines=False)
         for row in rows:
-            table.add_row(*row[:-1], f"[{_STYLE[row[-1]]}]{row[-1]}[/]")
+            table.add_row(*map(escape, row[:-1]), f"[{_STYLE[row[-1]]}]{row[-1]}[/]")
         console.print(table, soft_wrap=False)
     else:
         for lesson, statement, expected, measured, verdict in rows:

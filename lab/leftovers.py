@@ -141,6 +141,12 @@ def uploads_of(storage: Storage, access: StoreAccess | None) -> Uploads:
     return S3Uploads(storage.location.bucket, access)
 
 
+def is_run(storage: Storage, run: str) -> bool:
+    """Whether the folder is one of Ray Train's: it has a snapshot, or the marker that Ray leaves before the first one."""
+    files = {entry.path for entry in storage.files(run)}
+    return bool(files & {f"{run}/{SNAPSHOT}", f"{run}/{MARKER}"})
+
+
 def referred(storage: Storage, run: str) -> tuple[str, ...] | None:
     """The checkpoint folders that a run's snapshot names, sorted; None when the folder is no run.
 
@@ -150,7 +156,14 @@ def referred(storage: Storage, run: str) -> tuple[str, ...] | None:
     files = {entry.path for entry in storage.files(run)}
     snapshot = f"{run}/{SNAPSHOT}"
     if snapshot not in files:
-        return () if f"{run}/{MARKER}" in files else None
+        if f"{run}/{MARKER}" not in files:
+            return None
+        if any(path.startswith(f"{run}/{PREFIX}") for path in files):
+            raise UserError(
+                f"NAME={run!r}: {storage.location}/{snapshot} is missing, so nothing there can be told to be a "
+                "leftover; restore it from a copy, or delete the run with --whole."
+            )
+        return ()
     try:
         return named_by(storage.read(snapshot))
     except (ValueError, KeyError, TypeError):

@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     """Every knob of the lab. Environment variables win over `.env`, which wins over defaults."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True, hide_input_in_errors=True
+        frozen=True, extra="ignore", env_ignore_empty=True, hide_input_in_errors=True
     )
 
     runtime: Annotated[RuntimeName, Field(validation_alias=_knob("RUNTIME"))] = "auto"
@@ -115,7 +115,9 @@ class Settings(BaseSettings):
 
     s3_endpoint: Annotated[str | None, Field(validation_alias="S3_ENDPOINT")] = None
     s3_public_endpoint: Annotated[str | None, Field(validation_alias="S3_PUBLIC_ENDPOINT")] = None
-    s3_bucket: Annotated[str, Field(validation_alias="S3_BUCKET")] = "lab"
+    s3_bucket: Annotated[
+        str, Field(validation_alias="S3_BUCKET", pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
+    ] = "lab"
     s3_access_key_id: Annotated[str, Field(validation_alias="S3_ACCESS_KEY_ID", min_length=3)]
     s3_secret_access_key: Annotated[
         SecretStr, Field(validation_alias="S3_SECRET_ACCESS_KEY", min_length=MIN_SECRET)
@@ -233,7 +235,9 @@ def load_settings(env_file: Path | None = None, **overrides: Any) -> Settings:
     path = env_file or ROOT / ".env"
     make_env_file(path)
     try:
-        base = Settings(_env_file=path)  # type: ignore[call-arg]
+        # the project from this file alone: one exported for another checkout would aim `down` and `clean-data` at it
+        own = {key: value for key, value in dotenv_values(path).items() if key == "COMPOSE_PROJECT_NAME"}
+        base = Settings(_env_file=path, **own)  # type: ignore[arg-type,call-arg]
         given = {key: value for key, value in overrides.items() if value is not None}
         if not given:
             return base

@@ -52,7 +52,7 @@ def parse_location(uri: str, setting: str = "LAB_STORAGE") -> Location:
     """
 
     def wrong(why: str) -> UserError:
-        return UserError(f"{setting}={uri!r} {why}")
+        return UserError(f"{setting}={_without_keys(uri)!r} {why}")
 
     if uri != uri.strip() or any(character.isspace() for character in uri):
         raise wrong("contains a space: use a path or URI without one.")
@@ -66,7 +66,10 @@ def parse_location(uri: str, setting: str = "LAB_STORAGE") -> Location:
         if ".." in PurePosixPath(uri).parts:
             raise wrong("contains '..': give the path without it.")
         return Location("local", str(PurePosixPath(uri)))
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        raise wrong("is malformed: write s3://bucket/prefix.") from None
     if parts.scheme != "s3":
         raise wrong(f"has the unknown scheme {parts.scheme!r}: use a local path or s3://bucket/prefix.")
     if "?" in uri or "#" in uri or "@" in uri:
@@ -83,6 +86,10 @@ def parse_location(uri: str, setting: str = "LAB_STORAGE") -> Location:
     if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
         raise wrong("has an empty, '.' or '..' part: write s3://bucket/prefix.")
     return Location("s3", f"{parts.netloc}/{prefix}" if prefix else parts.netloc)
+
+
+def _without_keys(uri: str) -> str:
+    return re.sub(r"//[^/]*@", "//***@", uri)
 
 
 def check_name(name: str, setting: str = "LAB_NAME") -> str:
@@ -105,22 +112,26 @@ def check_endpoint(endpoint: str, setting: str = "S3_ENDPOINT") -> str:
     Raises:
         UserError: no scheme, no host, a bad port, or more than scheme, host and port.
     """
+    shown = _without_keys(endpoint)
     if any(character.isspace() for character in endpoint):
-        raise UserError(f"{setting}={endpoint!r} contains a space: write http://host:port.")
-    parts = urlsplit(endpoint)
+        raise UserError(f"{setting}={shown!r} contains a space: write http://host:port.")
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:
+        raise UserError(f"{setting}={shown!r} is malformed: write http://host:port.") from None
     if parts.scheme not in ("http", "https"):
-        raise UserError(f"{setting}={endpoint!r} has no scheme: write http://host:port or https://host:port.")
+        raise UserError(f"{setting}={shown!r} has no scheme: write http://host:port or https://host:port.")
     try:
         port = parts.port
     except ValueError:
         port = -1
     if not parts.hostname or port in (-1, 0):
         raise UserError(
-            f"{setting}={endpoint!r} names no host or no valid port: write {parts.scheme}://host:port."
+            f"{setting}={shown!r} names no host or no valid port: write {parts.scheme}://host:port."
         )
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
         raise UserError(
-            f"{setting}={endpoint!r} carries more than host and port: write {parts.scheme}://host:port."
+            f"{setting}={shown!r} carries more than host and port: write {parts.scheme}://host:port."
         )
     return endpoint.rstrip("/")
 

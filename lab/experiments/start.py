@@ -111,6 +111,11 @@ def of_torchrun() -> Start:
     return Start(f"torchrun, {RANKS} ranks", min(first_steps(ranks)) - began, seconds)
 
 
+def say(line: str) -> None:
+    """A line of progress, beside the table."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def measure(names: Sequence[str]) -> dict[str, Any]:
     """Everything, as one JSON object.
 
@@ -123,10 +128,15 @@ def measure(names: Sequence[str]) -> dict[str, Any]:
     choice = choose(settings)
     if make_runtime(choice.name, settings).access() is not None:
         raise UserError("a cluster is up already, so its start cannot be measured: run `make down` first.")
+    say(f"torchrun, then a cluster ({choice.name}) and {len(chosen)} lesson(s), each in its short form")
     reference = of_torchrun()
     try:
         _, up_s = run(["-m", "lab", "up"], UP_LIMIT_S)
-        starts = [of_lesson(name) for name in chosen]
+        say(f"up in {up_s:.1f} s")
+        starts = []
+        for name in chosen:
+            starts.append(of_lesson(name))
+            say(f"{name}: {starts[-1].total_s:.1f} s")
     finally:
         run(["-m", "lab", "down"], UP_LIMIT_S)
     return {

@@ -32,6 +32,7 @@ from lab.observe.training import outcome_json
 from lab.settings import StoreAccess
 from lab.storage import Storage
 from lab.training import state as states
+from lab.training.checkpoints import own_directory
 from lab.training.records import read_documents, write_document
 from lab.training.report import Rank, join_run, report
 from lab.training.run import ROLE_LABEL, SNAPSHOT, fit
@@ -91,7 +92,7 @@ class _Phases:
         checkpoint = ray.train.get_checkpoint()
         if checkpoint is None:
             return 0
-        with checkpoint.as_directory() as folder:
+        with own_directory(checkpoint) as folder:
             return int(states.load(Path(folder)).epoch or 0)
 
     def measure(self) -> None:
@@ -331,7 +332,7 @@ def validate(checkpoint: Checkpoint, pause_s: float, instead: str) -> dict[str, 
     if instead:
         where = f"{checkpoint.path.rstrip('/').rpartition('/')[0]}/{instead}"
         checkpoint = Checkpoint(path=where, filesystem=checkpoint.filesystem)
-    with checkpoint.as_directory() as folder:
+    with own_directory(checkpoint) as folder:
         saved = states.load(Path(folder))
     time.sleep(pause_s)
     weights = (saved.model or {})["weights"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from lab.leftovers import Uploads, find, remove, uploads_of
+from lab.leftovers import Uploads, find, is_run, remove, uploads_of
 from lab.observe.alive import Alive, live_runs
 from lab.observe.job import Job
 from lab.settings import StoreAccess
@@ -68,11 +68,12 @@ def clean_run(storage: Storage, name: str, uploads: Uploads, alive: Alive, *, de
 
 
 def delete_whole(storage: Storage, name: str, alive: Alive, *, delete: bool) -> dict[str, Any]:
-    """Delete a run with all that is in it, unless it is alive: `{"name", "held", "deleted"}`."""
-    held = alive.holds(name)
-    if delete and not held:
+    """Delete a run with all that is in it, unless it is alive, or no run: `{"name", "is_run", "held", "deleted"}`."""
+    held, run = alive.holds(name), is_run(storage, name)
+    deleted = delete and run and not held
+    if deleted:
         storage.delete_tree(name)
-    return {"name": name, "held": held, "deleted": delete and not held}
+    return {"name": name, "is_run": run, "held": held, "deleted": deleted}
 
 
 def _runs(storage: Storage) -> dict[str, dict[str, Any]]:

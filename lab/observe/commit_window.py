@@ -26,6 +26,7 @@ from lab.observe.job import Job, say
 from lab.observe.own_run import driver_setting, start_clean
 from lab.observe.training import outcome_json
 from lab.storage import Storage
+from lab.training.checkpoints import own_directory
 from lab.training.report import Rank, join_run, report
 from lab.training.run import SNAPSHOT, fit
 
@@ -111,7 +112,7 @@ def _first_epoch(rank: Rank, *, by_listing: bool) -> int:
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
         return 0
-    with checkpoint.as_directory() as folder:
+    with own_directory(checkpoint) as folder:
         content = Path(folder, "model.bin").read_bytes()
     return 1 + int.from_bytes(content[:4], "big")
 

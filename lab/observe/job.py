@@ -110,7 +110,9 @@ def ask_nodes() -> list[tuple[dict[str, Any], Any]]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    remote = ray.remote(num_cpus=0, max_retries=0)(node_facts)
+    remote = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(
+        node_facts
+    )  # the process ends with its answer
     return [
         (
             node,

@@ -20,6 +20,7 @@ from lab.observe.restore import restored as restored_without_ray
 from lab.observe.training import outcome_json
 from lab.storage import Storage
 from lab.training import state as states
+from lab.training.checkpoints import own_directory
 from lab.training.loop import LoopConfig, Training, restored, train_loop
 from lab.training.records import ATTEMPTS, read_epoch_log, read_observations
 from lab.training.report import join_run, observe_rank
@@ -78,7 +79,7 @@ def second_half(config: dict[str, Any]) -> None:
         saved = Path(scratch, "saved")
         if checkpoint is not None:
             # now: after the first report, get_checkpoint() is the newer one
-            with checkpoint.as_directory() as folder:
+            with own_directory(checkpoint) as folder:
                 shutil.copytree(folder, saved)
         training = Training(settings, rank, restored(settings))
         training.run()

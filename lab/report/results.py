@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,33 @@ def write_result(folder: Path, result: LessonResult, document: Mapping[str, Any]
     """Write `result.json` and the `document.json` from which the claims were judged."""
     (folder / "document.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
     content = asdict(result) | {"holds": result.holds}
-    (folder / "result.json").write_text(json.dumps(content, indent=2, default=str) + "\n")
+    part = folder / "result.json.part"  # whole or not at all
+    part.write_text(json.dumps(content, indent=2, default=str) + "\n")
+    part.rename(folder / "result.json")
 
 
 def read_results(root: Path) -> list[dict[str, Any]]:
-    """Every result below `results/`, oldest first; each with its `folder`."""
-    found = []
-    for path in sorted((root / "results").glob("*/*/result.json"), key=lambda item: item.stat().st_mtime):
-        found.append(json.loads(path.read_text()) | {"folder": str(path.parent)})
-    return found
+    """Every result below `results/` that can be read, oldest first; each with its `folder`."""
+    return [found for _, found in _results(root) if found is not None]
+
+
+def unreadable(root: Path) -> list[Path]:
+    """The `result.json` that `read_results` leaves out."""
+    return [path for path, found in _results(root) if found is None]
+
+
+def _results(root: Path) -> list[tuple[Path, dict[str, Any] | None]]:
+    paths = (root / "results").glob("*/*/result.json")
+    return [(path, _read(path)) for path in sorted(paths, key=lambda item: item.stat().st_mtime)]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(content, dict) and all(item.name in content for item in fields(LessonResult))
+    return content | {"folder": str(path.parent)} if whole else None
 
 
 def find_result(root: Path, run: str) -> dict[str, Any]:

@@ -35,12 +35,18 @@ def nearest_batches(global_batch: int, world_size: int) -> tuple[int, ...]:
     return tuple(batch for batch in (below, below + world_size) if batch >= world_size)
 
 
+FAR = 1000
+"""A number of workers further away than this is no advice."""
+
+
 def nearest_worlds(global_batch: int, world_size: int) -> tuple[int, ...]:
-    """The divisors of `global_batch` next to `world_size`, ascending: one below, one above where there is one."""
-    divisors = [count for count in range(1, global_batch + 1) if global_batch % count == 0]
-    below = [count for count in divisors if count <= world_size][-1:]
-    above = [count for count in divisors if count > world_size][:1]
-    return tuple(below + above)
+    """The divisors of `global_batch` next to `world_size`, ascending: one below, one above where one is near."""
+    below = range(min(world_size, global_batch), 0, -1)
+    above = range(world_size + 1, min(global_batch, world_size + FAR) + 1)
+    nearest = (
+        next((count for count in counts if global_batch % count == 0), None) for counts in (below, above)
+    )
+    return tuple(count for count in nearest if count is not None)
 
 
 def _either(values: tuple[int, ...]) -> str:

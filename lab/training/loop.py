@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lab.errors import UserError
 from lab.training import state as states
 from lab.training.batch import worker_batch_size
+from lab.training.checkpoints import own_directory
 from lab.training.data import digits, linear_toy
 from lab.training.models import build_model
 from lab.training.report import Rank, join_run, observe_rank, report
@@ -319,7 +320,7 @@ def restored(settings: LoopConfig) -> states.TrainingState | None:
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
         return None
-    with checkpoint.as_directory() as folder:
+    with own_directory(checkpoint) as folder:
         return states.load(Path(folder), settings.saved_parts)
 
 

@@ -13,7 +13,7 @@ from lab.lessons.run import visible
 RESULT = {
     "lesson": "sample",
     "claims": [
-        {"statement": "A is [B]", "expected": 1, "measured": 1, "verdict": "holds", "reason": ""},
+        {"statement": "A is [b] and [/c]", "expected": 1, "measured": 1, "verdict": "holds", "reason": ""},
         {"statement": "C", "expected": 1, "measured": 2, "verdict": "fails", "reason": ""},
         {"statement": "D", "expected": None, "measured": None, "verdict": "not shown", "reason": "one disk"},
     ],
@@ -31,7 +31,7 @@ def printed(terminal: bool) -> str:
 def test_claims_without_a_terminal_are_a_plain_line_each() -> None:
     lines = printed(terminal=False).splitlines()
     assert lines == [
-        "holds     sample: A is [B] (expected 1; measured 1)",
+        "holds     sample: A is [b] and [/c] (expected 1; measured 1)",
         "fails     sample: C (expected 1; measured 2)",
         "not shown sample: D (expected null; measured one disk)",
         COUNTS,
@@ -40,7 +40,7 @@ def test_claims_without_a_terminal_are_a_plain_line_each() -> None:
 
 def test_claims_on_a_terminal_are_a_table_with_every_word() -> None:
     text = printed(terminal=True)
-    for word in ("A is [B]", "one disk", "holds", "fails", "not shown", COUNTS):
+    for word in ("A is [b] and [/c]", "one disk", "holds", "fails", "not shown", COUNTS):
         assert word in text
 
 

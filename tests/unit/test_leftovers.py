@@ -109,10 +109,14 @@ def test_a_folder_that_is_no_run_has_no_leftovers(tmp_path: Path) -> None:
     storage = Storage(Location("local", str(tmp_path)), LocalFileSystem())
     storage.write("data/checkpoint_x/model.pt", b"x")
     assert find(storage, "data", NoUploads()) is None
+    assert not delete_whole(storage, "data", NOBODY, delete=True)["deleted"]
+    assert storage.files("data"), "a user's own folder is not deleted, even by its name"
     storage.write(f"data/{MARKER}", b"")
-    found = find(storage, "data", NoUploads())
-    assert found is not None, "a run that was killed before its first commit"
-    assert [one.name for one in found.folders] == ["checkpoint_x"]
+    with pytest.raises(
+        UserError, match=r"is missing.*--whole"
+    ):  # killed before its first commit, or the file was lost
+        find(storage, "data", NoUploads())
+    assert delete_whole(storage, "data", NOBODY, delete=True)["deleted"]
 
 
 def test_with_a_damaged_snapshot_nothing_is_a_leftover(tmp_path: Path) -> None:
@@ -128,7 +132,7 @@ def test_with_a_damaged_snapshot_nothing_is_a_leftover(tmp_path: Path) -> None:
     ("entrypoint", "run"),
     [
         (
-            'exec "${LAB_PYTHON:-python3}" -m lab.observe resume \'{"run": "r-1", "storage": "s3://lab/runs"}\'',
+            'exec python3 -m lab.observe resume \'{"run": "r-1", "storage": "s3://lab/runs"}\'',
             "r-1",
         ),
         ("python train.py", None),

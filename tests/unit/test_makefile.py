@@ -85,6 +85,28 @@ def test_a_knob_reaches_the_lab(tmp_path: Path, knob: str) -> None:
     assert shown == "[unset]\n"
 
 
+def test_a_value_arrives_as_it_was_written(tmp_path: Path) -> None:
+    odd = "x$y#z'$(shell echo no)"
+    shown = make("-s", "--eval", 'show: ; @echo "$$LAB_NAME"', "show", f"NAME={odd}", folder=tmp_path)
+    assert shown == f"{odd}\n"
+    assert """run 'a"; touch F; '\\'''""" in make("-n", "run", """LESSON=a"; touch F; '""")
+
+
+def test_the_environments_words_are_no_knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NAME", "STORE", "LESSON", "RUN", "YES", "ARGS"):
+        monkeypatch.setenv(name, "somebody-elses")
+    for target in ("run", "results", "logs", "clean-data", "list"):
+        assert "somebody" not in make("-n", target)
+    shown = make("-s", "--eval", 'show: ; @echo "[$$LAB_NAME]"', "show", folder=tmp_path)
+    assert shown == "[]\n"
+
+
+def test_only_yes_1_deletes() -> None:
+    assert "--yes" in make("-n", "clean-data", "YES=1")
+    for no in ("YES=no", "YES=0", "YES=false", "YES="):
+        assert "--yes" not in make("-n", "clean-data", no)
+
+
 def test_clean_keeps_data_and_results() -> None:
     recipe = TEXT.split("\nclean: ")[1].split("\n\n")[0]
     removed = re.findall(r"rm -rf (.*)", recipe)

@@ -10,7 +10,7 @@ import pytest
 
 from lab.errors import UserError
 from lab.lessons.contract import Judged, LessonResult, Verdict
-from lab.report.results import SCHEMA, find_result, read_results, result_folder, write_result
+from lab.report.results import SCHEMA, find_result, read_results, result_folder, unreadable, write_result
 
 
 def result(run: str, *verdicts: Verdict) -> LessonResult:
@@ -45,6 +45,15 @@ def test_a_result_is_written_and_found_again(tmp_path: Path) -> None:
     assert newest["holds"] is True
     assert newest["folder"] == str(tmp_path / "results" / "sample" / "mine.2")
     assert json.loads((Path(newest["folder"]) / "document.json").read_text()) == {"loss": 3.0}
+
+
+def test_a_damaged_result_hides_no_other(tmp_path: Path) -> None:
+    write_result(result_folder(tmp_path, "sample", "good"), result("good", "holds"), {})
+    for number, content in enumerate(("", "{}", "[]", '{"run": ')):
+        (result_folder(tmp_path, "sample", f"bad-{number}") / "result.json").write_text(content)
+    assert [found["run"] for found in read_results(tmp_path)] == ["good"]
+    assert len(unreadable(tmp_path)) == 4
+    assert find_result(tmp_path, "good")["holds"]
 
 
 def test_an_unknown_run_is_a_user_error(tmp_path: Path) -> None:

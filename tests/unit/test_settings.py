@@ -100,6 +100,27 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     assert (settings.nodes, settings.seed, settings.workers) == (5, 7, None)
 
 
+def test_another_checkouts_project_in_the_environment_is_not_taken(
+    env_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = values(env_file)["COMPOSE_PROJECT_NAME"]
+    monkeypatch.setenv("COMPOSE_PROJECT_NAME", "somebody-elses")
+    assert load_settings(env_file).project == own
+    assert load_settings(env_file, workers=3).project == own
+    write(env_file, values(env_file) | {"COMPOSE_PROJECT_NAME": "My Lab"})
+    with pytest.raises(UserError, match="COMPOSE_PROJECT_NAME='My Lab'"):
+        load_settings(env_file)
+
+
+def test_a_variable_without_the_labs_prefix_is_somebody_elses(
+    env_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NAME", "STORE", "WORKERS", "SEED", "FRESH", "PROJECT", "RUNTIME"):
+        monkeypatch.setenv(name, "theirs")
+    assert load_settings(env_file) == load_settings(env_file, workers=None)
+    assert load_settings(env_file).name is None
+
+
 def test_an_empty_variable_counts_as_unset(env_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_WORKERS", "")
     assert load_settings(env_file).workers is None
@@ -153,7 +174,7 @@ def test_a_secret_of_the_wrong_length_is_refused_without_being_shown(
         ("LAB_FRESH", "maybe", "boolean"),
         ("LAB_DASHBOARD_PORT", "65536", "less than or equal to 65535"),
         ("LAB_S3_PORT", "http", "integer"),
-        ("COMPOSE_PROJECT_NAME", "My Lab", "pattern"),
+        ("S3_BUCKET", "BAD_bucket", "pattern"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_setting_and_a_fix(

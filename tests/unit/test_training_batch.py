@@ -44,3 +44,7 @@ def test_the_sentence_names_both_values_and_the_fix() -> None:
 def test_nothing_below_one(batch: int, world: int) -> None:
     with pytest.raises(UserError):
         worker_batch_size(batch, world)
+
+
+def test_a_huge_batch_is_answered_at_once() -> None:
+    assert nearest_worlds(10**25 + 1, 2) == (1, 11)

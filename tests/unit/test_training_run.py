@@ -86,6 +86,9 @@ def test_fresh_deletes_that_run_alone(tmp_path: Path) -> None:
     assert [entry.path for entry in storage.files()] == ["other/file"]
     with pytest.raises(UserError):
         delete_run(storage, "../other")
+    with pytest.raises(UserError, match=r"LAB_NAME=other.*no run"):
+        delete_run(storage, "other")
+    assert storage.files("other")
 
 
 def test_a_failure_is_the_ranks_own_error_not_what_it_did_to_others() -> None:
