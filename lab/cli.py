@@ -503,6 +503,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(number, _interrupt)
     try:
         code = app(args=arguments, standalone_mode=False)
+        if code == errors.INTERRUPTED:  # typer's own answer to a Ctrl-C, without a word
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else errors.OK)
     except LabError as error:
         error_console.print(str(error), markup=False)
@@ -511,8 +513,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         error_console.print("interrupted.", markup=False)
         sys.exit(errors.INTERRUPTED)
     except typer.Exit as stop:
-        if stop.exit_code == errors.INTERRUPTED:  # typer's own answer to a Ctrl-C says nothing
-            error_console.print("interrupted.", markup=False)
         sys.exit(stop.exit_code)
     except Exception as error:  # noqa: BLE001 - the boundary: click's own mistakes, then the lab's defects
         shown = getattr(error, "format_message", None)

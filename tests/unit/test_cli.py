@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from lab.lessons import lessons
-from lab.settings import make_env_file
+from lab.settings import CHECKOUT, make_env_file
 from tests.commands import SECRET, assert_refused, lab, left
 
 
@@ -134,3 +139,37 @@ def test_choose_prints_the_runtime_alone_and_the_reason_beside_it(root: Path) ->
     answer = lab(root, "choose", LAB_RUNTIME="auto")
     assert (answer.code, answer.out) == (0, "embedded\n")
     assert "no containers here" in answer.err
+
+
+def _catches(process: subprocess.Popen[str], number: signal.Signals) -> bool:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")), 16)
+    return bool(caught >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc when the command listens")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("later_s", [0.0, 0.15, 0.3])
+def test_an_interrupted_command_says_so_from_its_first_moment_on(
+    root: Path, number: signal.Signals, later_s: float
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lab", "doctor"],
+        cwd=root,
+        env={**os.environ, "LAB_ROOT": str(root), "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        limit = time.monotonic() + 10
+        while not _catches(process, signal.SIGHUP) and time.monotonic() < limit:
+            time.sleep(0.005)
+        time.sleep(later_s)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "interrupted." in said
+    assert "Traceback" not in said
