@@ -24,7 +24,7 @@ from lab.lessons import find, lessons, preflight
 from lab.lessons.contract import Lesson
 from lab.lessons.options import option, own_fields, parameters
 from lab.lessons.run import check_all, default_local_root, log_of, run_lesson, visible
-from lab.report.results import find_result, read_results, unreadable
+from lab.report.results import find_result, read_results
 from lab.runtimes import compose
 from lab.runtimes.choice import choose, make_runtime, present
 from lab.runtimes.protocol import Access, Runtime
@@ -220,9 +220,9 @@ def results(
             say(f"{key}: {short(value, 100)}")
         say(f"folder: {found['folder']}  storage: {found['files']['storage']}")
         return
-    rows = read_results(ROOT)
-    for path in unreadable(ROOT):
-        error_console.print(f"left out: {path} cannot be read.", markup=False)
+    rows = read_results(
+        ROOT, lambda path: error_console.print(f"left out: {path} cannot be read.", markup=False)
+    )
     if not rows:
         say("no results yet: `make demo`, or `lab run first-run`.")
     for row in rows:
@@ -399,11 +399,11 @@ def checkpoints_clean(
             held.append(f"{location}/{name} was left alone: {found['held']}; wait for its end, or stop it.")
             continue
         verb = "deleted" if found["deleted"] else "would delete"
-        if whole and not found["is_run"]:
-            raise UserError(
-                f"NAME={name!r}: {location}/{name} is no run of Ray Train, so it is left alone: delete it yourself."
-            )
         if whole:
+            if not found["is_run"]:
+                raise UserError(
+                    f"NAME={name!r}: {location}/{name} is no run of Ray Train, so it is left alone: delete it yourself."
+                )
             run = document["runs"][name]
             say(f"{verb} {location}/{name}: {run['files']} files, {run['bytes']:,} bytes")
             continue

@@ -30,9 +30,8 @@ def _observe(module: str, request: dict[str, Any]) -> dict[str, Any]:
 
     ray.init(address="auto", logging_level=logging.WARNING)
     asked = ask_nodes()
-    observation = importlib.import_module(
-        f"lab.observe.{module}"
-    )  # torch and Ray Train, while the nodes answer
+    # torch and Ray Train, while the nodes answer
+    observation = importlib.import_module(f"lab.observe.{module}")
     nodes = cluster_facts(asked)
     check_same_everywhere(nodes)
     job = Job(run=request["run"], storage_uri=request["storage"], params=request["params"])

@@ -22,7 +22,8 @@ from ray.train import Checkpoint
 from ray.train.collective import broadcast_from_rank_zero
 from ray.train.v2.api.validation_config import ValidationConfig, ValidationTaskConfig
 
-from lab.leftovers import find, named_by, uploads_of
+from lab.cluster import ROLE_LABEL
+from lab.leftovers import SNAPSHOT, find, named_by, uploads_of
 from lab.observe.alive import dead, live_runs
 from lab.observe.checkpoints import clean_run
 from lab.observe.job import Job, say
@@ -35,7 +36,7 @@ from lab.training import state as states
 from lab.training.checkpoints import own_directory
 from lab.training.records import read_documents, write_document
 from lab.training.report import Rank, join_run, report
-from lab.training.run import ROLE_LABEL, SNAPSHOT, fit
+from lab.training.run import fit
 from lab.training.uploads import report_async
 
 PHASES = ("measure", "validate", "kept", "held", "naive", "last")
@@ -93,7 +94,7 @@ class _Phases:
         if checkpoint is None:
             return 0
         with own_directory(checkpoint) as folder:
-            return int(states.load(Path(folder)).epoch or 0)
+            return int(states.load(folder).epoch or 0)
 
     def measure(self) -> None:
         """Pairs of a sync and an async report of the same size, one waited for before the next begins."""
@@ -333,7 +334,7 @@ def validate(checkpoint: Checkpoint, pause_s: float, instead: str) -> dict[str, 
         where = f"{checkpoint.path.rstrip('/').rpartition('/')[0]}/{instead}"
         checkpoint = Checkpoint(path=where, filesystem=checkpoint.filesystem)
     with own_directory(checkpoint) as folder:
-        saved = states.load(Path(folder))
+        saved = states.load(folder)
     time.sleep(pause_s)
     weights = (saved.model or {})["weights"]
     return {

@@ -20,7 +20,7 @@ import ray
 import ray.train
 
 from lab.errors import EnvironmentBroken
-from lab.leftovers import NoUploads, find, named_by, remove
+from lab.leftovers import SNAPSHOT, NoUploads, find, named_by, remove
 from lab.observe.alive import dead
 from lab.observe.job import Job, say
 from lab.observe.own_run import driver_setting, start_clean
@@ -28,7 +28,7 @@ from lab.observe.training import outcome_json
 from lab.storage import Storage
 from lab.training.checkpoints import own_directory
 from lab.training.report import Rank, join_run, report
-from lab.training.run import SNAPSHOT, fit
+from lab.training.run import fit
 
 POLL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 COMMIT_LIMIT_S = 60.0
@@ -113,7 +113,7 @@ def _first_epoch(rank: Rank, *, by_listing: bool) -> int:
     if checkpoint is None:
         return 0
     with own_directory(checkpoint) as folder:
-        content = Path(folder, "model.bin").read_bytes()
+        content = (folder / "model.bin").read_bytes()
     return 1 + int.from_bytes(content[:4], "big")
 
 

@@ -12,13 +12,14 @@ import torch
 from ray.data import DataContext, ExecutionOptions
 from torch.utils.data import DataLoader
 
+from lab.cluster import ROLE_LABEL
 from lab.errors import EnvironmentBroken, UserError
 from lab.observe.job import Job, say
 from lab.observe.number_stream import Numbers, flat
 from lab.observe.training import outcome_json
 from lab.training.records import read_observations
 from lab.training.report import join_run, observe_rank
-from lab.training.run import ROLE_LABEL, fit
+from lab.training.run import fit
 from lab.training.steps import by_steps
 from lab.training.streams import agree_on_steps
 

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from lab.cluster import ROLE_LABEL
 from lab.errors import EnvironmentBroken
 from lab.settings import StoreAccess
 from lab.storage import Client, Storage, open_storage, parse_location
@@ -144,7 +145,7 @@ def cluster_facts(asked: list[tuple[dict[str, Any], Any]], timeout_s: float = 30
         {
             "id": node["NodeID"],
             "ip": node["NodeManagerAddress"],
-            "role": node.get("Labels", {}).get("lab-role", ""),
+            "role": node.get("Labels", {}).get(ROLE_LABEL, ""),
             "cpus": int(node["Resources"].get("CPU", 0)),
             **facts,
         }
@@ -159,7 +160,7 @@ def role_cpus(role: str) -> list[int]:
     return [
         int(node["Resources"].get("CPU", 0))
         for node in ray.nodes()
-        if node["Alive"] and node.get("Labels", {}).get("lab-role") == role
+        if node["Alive"] and node.get("Labels", {}).get(ROLE_LABEL) == role
     ]
 
 

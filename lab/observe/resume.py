@@ -15,6 +15,7 @@ from typing import Any
 import ray.train
 
 from lab.errors import EnvironmentBroken, UserError
+from lab.leftovers import SNAPSHOT
 from lab.observe.job import Job, role_cpus, say
 from lab.observe.restore import restored as restored_without_ray
 from lab.observe.training import outcome_json
@@ -24,7 +25,7 @@ from lab.training.checkpoints import own_directory
 from lab.training.loop import LoopConfig, Training, restored, train_loop
 from lab.training.records import ATTEMPTS, read_epoch_log, read_observations
 from lab.training.report import join_run, observe_rank
-from lab.training.run import SNAPSHOT, Outcome, delete_run, fit, resume_point
+from lab.training.run import Outcome, delete_run, fit, resume_point
 
 FINGERPRINTS = ("parameters_sha256", "optimizer_sha256", "scheduler_sha256", "rng_sha256")
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from ray.data import DataContext, ExecutionOptions, ExecutionResources
 
+from lab.cluster import ROLE_LABEL
 from lab.errors import EnvironmentBroken, UserError
 from lab.observe.jitter import jitter
 from lab.observe.job import Job, say
@@ -25,7 +26,7 @@ from lab.observe.training import outcome_json
 from lab.storage import Storage
 from lab.training.records import read_observations
 from lab.training.report import join_run, observe_rank
-from lab.training.run import ROLE_LABEL, Outcome, fit
+from lab.training.run import Outcome, fit
 from lab.training.steps import plan_steps
 from lab.training.streams import agree_on_steps, check_columns, full_batches
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -36,19 +36,16 @@ def write_result(folder: Path, result: LessonResult, document: Mapping[str, Any]
     part.rename(folder / "result.json")
 
 
-def read_results(root: Path) -> list[dict[str, Any]]:
-    """Every result below `results/` that can be read, oldest first; each with its `folder`."""
-    return [found for _, found in _results(root) if found is not None]
-
-
-def unreadable(root: Path) -> list[Path]:
-    """The `result.json` that `read_results` leaves out."""
-    return [path for path, found in _results(root) if found is None]
-
-
-def _results(root: Path) -> list[tuple[Path, dict[str, Any] | None]]:
-    paths = (root / "results").glob("*/*/result.json")
-    return [(path, _read(path)) for path in sorted(paths, key=lambda item: item.stat().st_mtime)]
+def read_results(root: Path, left_out: Callable[[Path], object] = lambda path: None) -> list[dict[str, Any]]:
+    """Every result below `results/`, oldest first; each with its `folder`. One that cannot be read is `left_out`."""
+    results = []
+    for path in sorted((root / "results").glob("*/*/result.json"), key=lambda item: item.stat().st_mtime):
+        found = _read(path)
+        if found is None:
+            left_out(path)
+        else:
+            results.append(found)
+    return results
 
 
 def _read(path: Path) -> dict[str, Any] | None:

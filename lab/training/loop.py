@@ -321,7 +321,7 @@ def restored(settings: LoopConfig) -> states.TrainingState | None:
     if checkpoint is None:
         return None
     with own_directory(checkpoint) as folder:
-        return states.load(Path(folder), settings.saved_parts)
+        return states.load(folder, settings.saved_parts)
 
 
 def _optimizer(settings: LoopConfig, model: nn.Module) -> torch.optim.Optimizer:

@@ -20,8 +20,9 @@ from ray.train.v2._internal.callbacks.placement_group_callback import PlacementG
 from ray.train.v2._internal.execution.callback import RayTrainCallback
 from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 
+from lab.cluster import ROLE_LABEL
 from lab.errors import UserError
-from lab.leftovers import is_run
+from lab.leftovers import SNAPSHOT, is_run
 from lab.storage import Storage, check_name
 from lab.training import state
 from lab.training.defaults import TORCH_TIMEOUT_S
@@ -29,9 +30,6 @@ from lab.training.records import last_attempt, read_observations
 
 Role = Literal["head", "worker"]
 Say = Callable[[str], None]
-
-ROLE_LABEL = "lab-role"
-SNAPSHOT = "checkpoint_manager_snapshot.json"
 
 
 @dataclass(frozen=True)

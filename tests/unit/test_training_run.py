@@ -14,11 +14,12 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from lab.errors import UserError
+from lab.leftovers import SNAPSHOT
 from lab.storage import Storage, open_storage, parse_location
 from lab.training import state
 from lab.training.defaults import driver_environment
 from lab.training.loop import LoopConfig
-from lab.training.run import SNAPSHOT, delete_run, failure_of, resume_point
+from lab.training.run import delete_run, failure_of, resume_point
 
 
 def a_run(root: Path, epoch: int = 3) -> Storage:
