@@ -21,6 +21,11 @@ RUN =# a run's name, for logs and results
 RANK =# one rank, for logs
 TESTS =# pytest's own arguments, as in TESTS='-k storage'
 
+# A misspelt knob would have no effect at all, without a word.
+OTHERS := PYTHON LESSON ARGS RUN RANK TESTS YES BASE_IMAGE MINIO_IMAGE LAB_% S3_%
+unknown := $(foreach name,$(.VARIABLES),$(if $(call given,$(name)),$(filter-out $(KNOBS) $(OTHERS),$(name))))
+$(if $(strip $(unknown)),$(error $(strip $(unknown)) is no knob of the lab: `make help` lists them))
+
 VENV := .venv
 BIN := $(VENV)/bin
 LAB := $(BIN)/lab
@@ -153,7 +158,7 @@ lock: $(VENV)/.dev ## Resolve the pins again
 
 .PHONY: clean
 clean: ## Delete what can be made again: .venv and caches; no data, no result
-	@if [ -x $(LAB) ] && [ -f .env ]; then $(LAB) down; fi
+	@if [ -x $(LAB) ] && [ -f "$${LAB_ROOT:-.}/.env" ]; then $(LAB) down; fi
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .PHONY: clean-data

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from lab import errors
 from lab.console import make_console, make_error_console, print_claims, short
@@ -25,10 +26,10 @@ from lab.lessons.contract import Lesson
 from lab.lessons.options import option, own_fields, parameters
 from lab.lessons.run import check_all, default_local_root, log_of, run_lesson, visible
 from lab.report.results import find_result, read_results
-from lab.runtimes import compose
+from lab.runtimes import compose, embedded
 from lab.runtimes.choice import choose, make_runtime, present
 from lab.runtimes.protocol import Access, Runtime
-from lab.settings import ROOT, Settings, load_settings, make_env_file
+from lab.settings import ROOT, Settings, load_settings, make_env_file, readable_by_others
 from lab.storage import check_name, parse_location
 
 app = typer.Typer(
@@ -119,17 +120,34 @@ def _describe(item: Lesson) -> None:
     say(f"{item.name}: {item.title}\n\n{item.idea}\n\nclaims:")
     for claim in item.claims:
         say(f"  {claim.id}: {claim.statement}")
-    if own := own_fields(item):
-        say("\nits own options:")
-        for name, field in own.items():
-            say(f"  {option(name):22s} {field.metadata.get('help', '')} (default {field.default})")
+    _describe_options(item)
     if item.breaks:
         say("\nwhat --break can break, and the claims that then fail:")
         for broken in item.breaks:
             say(f"  {broken.name:22s} {broken.what} -> {', '.join(broken.fails)}")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def _describe_options(item: Lesson) -> None:
+    if own := own_fields(item):
+        say("\nits own options:")
+        for name, field in own.items():
+            say(f"  {option(name):22s} {field.metadata.get('help', '')} (default {field.default})")
+
+
+class _RunCommand(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ever; `--help` answers before the argument is known, so keep the words for it."""
+        ctx.meta["words"] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The command's help, and below it the own options of the lesson that was named."""
+        super().format_help(ctx, formatter)
+        for name in [word for word in ctx.meta["words"] if word in lessons()][:1]:
+            _describe_options(find(name))
+
+
+@app.command(cls=_RunCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,
     lesson: Annotated[str, typer.Argument(help="a lesson's name, several with commas, or `all`")],
@@ -236,9 +254,12 @@ def results(
 @app.command()
 def setup() -> None:
     """Make `.env` with this checkout's secrets, unless it is there."""
-    made = make_env_file(ROOT / ".env")
+    path = ROOT / ".env"
+    made = make_env_file(path)
     load_settings()
-    say(f"{ROOT / '.env'}: {'made, mode 600' if made else 'is there, left as it is'}")
+    say(f"{path}: {'made, mode 600' if made else 'is there, left as it is'}")
+    if readable_by_others(path):
+        say(f"warning: others may read its secrets: chmod 600 {path}")
 
 
 @app.command("choose")
@@ -395,6 +416,9 @@ def checkpoints_clean(
     held = []
     for found in document["cleaned"]:
         name = found["name"]
+        if "unclear" in found:
+            say(f"left alone: {found['unclear']}")
+            continue
         if found["held"] and (yes or whole):
             held.append(f"{location}/{name} was left alone: {found['held']}; wait for its end, or stop it.")
             continue
@@ -455,7 +479,8 @@ def clean_data(yes: Annotated[bool, typer.Option("--yes", help="really delete")]
         say("there is no data.")
     for holding in found:
         size = "" if holding.bytes is None else f", {holding.bytes / 1e6:,.1f} MB"
-        say(f"{'deleting' if yes else 'would delete'} {holding.kind} {holding.name}{size}")
+        verb = "leaving alone" if holding.kind == "link" else "deleting" if yes else "would delete"
+        say(f"{verb} {holding.kind} {holding.name}{size}")
         if yes:
             delete(holding)
     if found and not yes:
@@ -478,6 +503,7 @@ def images_pull() -> None:
     settings = load_settings()
     choice = choose(settings)
     if choice.name == "embedded":
+        embedded.require_host()
         say(f"runtime: embedded ({choice.why}): .venv has all that it needs.")
         return
     _compose().build(say)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,12 +12,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lab.errors import INTERRUPTED
+
 _STYLE = {"holds": "green", "fails": "bold red", "not shown": "yellow"}
 
 
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read (`lab list | head -1`) has gone: as good as a Ctrl-C. Rich would end with 1, a claim that failed."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(INTERRUPTED)
+
+
 def make_console() -> Console:
-    """Standard output, for what was asked for."""
-    return Console(highlight=False, soft_wrap=True)
+    """Standard output, for what was asked for. When nobody reads any more, printing ends the process with 130."""
+    return _Output(highlight=False, soft_wrap=True)
 
 
 def make_error_console() -> Console:

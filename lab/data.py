@@ -14,7 +14,7 @@ DOCKER_LIMIT_S = 60
 
 @dataclass(frozen=True)
 class Holding:
-    """A folder (bytes known) or a container volume (bytes None) with the user's data."""
+    """A folder (bytes known), a link to one, or a container volume (both: bytes None) with the user's data."""
 
     kind: str
     name: str
@@ -24,16 +24,24 @@ class Holding:
 def holdings(root: Path, project: str) -> list[Holding]:
     """Results, storage and logs below `root`, and the project's container volumes where Docker answers."""
     folders = [root / "results", root / ".lab" / "storage", root / ".lab" / "logs"]
-    found = [Holding("folder", str(folder), _size(folder)) for folder in folders if folder.is_dir()]
+    found = [
+        Holding("link", f"{folder} to {folder.resolve()}", None)
+        if folder.is_symlink()
+        else Holding("folder", str(folder), _size(folder))
+        for folder in folders
+        if folder.is_dir()
+    ]
     return found + [Holding("volume", name, None) for name in _volumes(project)]
 
 
 def delete(holding: Holding) -> None:
-    """Delete one holding.
+    """Delete one holding. A link is left alone, and so is what it leads to: that was not asked for by its own name.
 
     Raises:
         EnvironmentBroken: a volume is still in use.
     """
+    if holding.kind == "link":
+        return
     if holding.kind == "folder":
         shutil.rmtree(holding.name)
         return

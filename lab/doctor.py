@@ -18,7 +18,7 @@ from lab.errors import LabError
 from lab.jobs import JobsClient, run_job
 from lab.runtimes.engine import engine_problem
 from lab.runtimes.protocol import Access, Runtime
-from lab.settings import ROOT, Settings
+from lab.settings import ROOT, Settings, readable_by_others
 from lab.store.probe import probe
 
 Level = Literal["ok", "warning", "fault"]
@@ -42,6 +42,7 @@ class Check:
 def examine(settings: Settings, runtime: Runtime) -> Iterator[Check]:
     """Look at everything; each check is yielded as soon as it is known."""
     yield _python()
+    yield _secrets(ROOT / ".env")
     yield _engine(runtime)
     access = runtime.access()
     if access is None:
@@ -63,6 +64,12 @@ def _python() -> Check:
     return Check(
         "python", "ok" if good else "fault", f"{here} on the host" + ("" if good else ": use 3.11 to 3.13")
     )
+
+
+def _secrets(env_file: Path) -> Check:
+    if readable_by_others(env_file):
+        return Check("secrets", "warning", f"others may read {env_file}: chmod 600 {env_file}")
+    return Check("secrets", "ok", f"{env_file} is its owner's alone")
 
 
 def _engine(runtime: Runtime) -> Check:

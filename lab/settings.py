@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import secrets
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from dotenv import dotenv_values
+from dotenv.parser import parse_stream
 from pydantic import AliasChoices, BaseModel, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -196,6 +198,11 @@ S3_SECRET_ACCESS_KEY={secrets.token_hex(16)}
     return True
 
 
+def readable_by_others(path: Path) -> bool:
+    """Whether a file of secrets may be read by more than its owner."""
+    return bool(path.stat().st_mode & 0o077)
+
+
 _FIX = {
     "LAB_RUNTIME": f"choose one of {', '.join(get_args(RuntimeName))}",
     "LAB_STORE": f"choose one of {', '.join(get_args(StoreName))}",
@@ -235,6 +242,8 @@ def load_settings(env_file: Path | None = None, **overrides: Any) -> Settings:
     path = env_file or ROOT / ".env"
     make_env_file(path)
     try:
+        _check_lines(path)
+        _check_knobs(path)
         # the project from this file alone: one exported for another checkout would aim `down` and `clean-data` at it
         own = {key: value for key, value in dotenv_values(path).items() if key == "COMPOSE_PROJECT_NAME"}
         base = Settings(_env_file=path, **own)  # type: ignore[arg-type,call-arg]
@@ -249,6 +258,57 @@ def load_settings(env_file: Path | None = None, **overrides: Any) -> Settings:
         raise UserError(_sentence(error, path)) from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: move it away and run `make setup`.") from None
+
+
+def _check_lines(path: Path) -> None:
+    """Raises: UserError: a line of the file is no assignment; a reader would pass over it without a word."""
+    with path.open() as stream:
+        for found in parse_stream(stream):
+            if found.error:
+                raise UserError(
+                    f"{path}, line {found.original.line}, is not NAME=value: correct it, or put a # before it."
+                )
+
+
+def _check_knobs(path: Path) -> None:
+    """Refuse a misspelt knob, which would otherwise have no effect at all.
+
+    Raises:
+        UserError: a name of the file or the environment that is no knob, but nearly one.
+    """
+    knobs = [alias for field in Settings.model_fields.values() if (alias := _alias(field)).startswith("LAB_")]
+    for name in sorted({*dotenv_values(path), *os.environ} - {*knobs}):
+        near = difflib.get_close_matches(name, knobs, n=1, cutoff=0.85) if name.startswith("LAB_") else []
+        if near:
+            raise UserError(f"{name} is set, but the lab has no such knob: did you mean {near[0]}?")
+
+
+def check_store(settings: Settings) -> None:
+    """Refuse a store that contradicts its endpoint.
+
+    Raises:
+        UserError: no endpoint for a store of the user's own, or one beside the lab's own store.
+    """
+    if settings.store == "external" and not settings.s3_endpoint:
+        raise UserError("LAB_STORE=external needs S3_ENDPOINT: set it to your store, http://host:port.")
+    if settings.store != "external" and settings.s3_endpoint:
+        raise UserError(
+            f"S3_ENDPOINT={settings.s3_endpoint} is set, but LAB_STORE={settings.store} starts a store of its own: "
+            "set LAB_STORE=external, or unset S3_ENDPOINT."
+        )
+
+
+def check_together(settings: Settings) -> None:
+    """Refuse settings that no cluster can be started with, because they contradict each other.
+
+    Raises:
+        UserError: the first contradiction.
+    """
+    check_store(settings)
+    if settings.store != "external" and settings.s3_port == settings.dashboard_port:
+        raise UserError(
+            f"LAB_S3_PORT={settings.s3_port} is LAB_DASHBOARD_PORT too: set one of them to another port."
+        )
 
 
 def _alias(field: Any) -> str:

@@ -13,6 +13,7 @@ from lab.lessons.contract import Break, Claim, Document, Finding, Lesson, Needs,
 from lab.lessons.judging import at_least, equal, refused
 from lab.lessons.run import Host
 from lab.report.plots import figure
+from lab.training.batch import either, nearest_batches
 
 SLOWER = 2.0
 """Times that a report at Ray's own poll interval (2 s) takes at least, against one at the lab's (0.1 s)."""
@@ -36,10 +37,9 @@ def _check(params: Article) -> None:
             f"--reports={params.reports} is too few to see what is kept and how long it takes: use 4 or more."
         )
     if params.rows < params.workers or params.rows % params.workers:
-        below = max(params.rows // params.workers, 1) * params.workers
         raise UserError(
             f"--rows={params.rows} does not go with LAB_WORKERS={params.workers}, each rank reading as many: "
-            f"use {below} or {below + params.workers}."
+            f"use {either(nearest_batches(max(params.rows, 1), params.workers))}."
         )
     if params.kilobytes < 1:
         raise UserError(f"--kilobytes={params.kilobytes} is no checkpoint: use 1 or more.")

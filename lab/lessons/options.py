@@ -11,6 +11,11 @@ from lab.errors import UserError
 from lab.lessons.contract import Lesson, Params
 from lab.settings import Settings
 
+_SPELT = {"broken": "--break"}
+"""Parameters whose option is called otherwise."""
+MOST = 1_000_000
+"""No number of rows, epochs or bytes in this lab is larger: a slip of the finger must not fill a disk."""
+
 COMMON = tuple(field.name for field in fields(Params))
 
 
@@ -35,10 +40,13 @@ def _convert(name: str, text: str, kind: Any, choices: tuple[str, ...]) -> Any:
         raise UserError(f"{option(name)}={text!r} is not a yes or no: use true or false.")
     if kind in (int, float):
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
             wanted = "a whole number" if kind is int else "a number"
             raise UserError(f"{option(name)}={text!r} is not {wanted}.") from None
+        if not -MOST <= number <= MOST:
+            raise UserError(f"{option(name)}={text} is more than the lab is made for: use {MOST} at most.")
+        return number
     return text
 
 
@@ -58,7 +66,11 @@ def parse_own(lesson: Lesson, words: Sequence[str]) -> dict[str, Any]:
         name = key.removeprefix("--").replace("-", "_")
         if not key.startswith("--") or name not in known:
             near = difflib.get_close_matches(name, [*known, *COMMON], n=1)
-            hint = f"did you mean {option(near[0])}?" if near else f"see `lab list {lesson.name}`."
+            hint = (
+                f"did you mean {_SPELT.get(near[0], option(near[0]))}?"
+                if near
+                else f"see `lab list {lesson.name}`."
+            )
             raise UserError(f"{word!r} is not an option of lesson {lesson.name}: {hint}")
         kind = hints[name]
         if not equals:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from lab.errors import UserError
 from lab.lessons.contract import Lesson, Params
@@ -87,6 +89,17 @@ def check_storage(lesson: Lesson, params: Params, location: Location, local_root
             f"LAB_STORAGE={location} lies outside {local_root}, the only folder that the containers keep: "
             f"use a path below it, or s3://BUCKET/PREFIX."
         )
+    if runtime == "embedded":
+        _check_folder(Path(location.path))
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises: UserError: a local path that is no folder of this machine's, nor can become one."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"LAB_STORAGE={folder}: {there} is a file, not a folder: give a folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"LAB_STORAGE={folder}: you may not write to {there}: give a folder of yours.")
 
 
 def warnings(params: Params, cores: int) -> list[str]:

@@ -18,7 +18,7 @@ from lab.lessons import preflight
 from lab.lessons.contract import Judged, Lesson, LessonResult, Params, judge
 from lab.report.results import result_folder, write_result
 from lab.runtimes.protocol import Access, Runtime, Say
-from lab.settings import CHECKOUT, ROOT, Settings, StoreAccess
+from lab.settings import CHECKOUT, ROOT, Settings, StoreAccess, check_together
 from lab.store.probe import probe
 
 JOB_BASE_S = 120
@@ -77,10 +77,16 @@ def check_all(
         if access
         else preflight.Shape(settings.nodes, settings.node_cpus)
     )
+    check_together(settings)
     preflight.check(lesson, params, shape)
     local_root = access.local_root if access else default_local_root(runtime)
     location = preflight.storage_location(lesson, params, local_root, settings.s3_bucket)
     preflight.check_storage(lesson, params, location, local_root, runtime)
+    if location.kind == "s3" and settings.store != "external" and location.bucket != settings.s3_bucket:
+        raise UserError(
+            f"LAB_STORAGE={location} is in bucket {location.bucket!r}, but the training code's keys reach "
+            f"{settings.s3_bucket!r} alone: use s3://{settings.s3_bucket}/PREFIX, or set S3_BUCKET before `make up`."
+        )
 
 
 def default_local_root(runtime: str) -> str:

@@ -47,6 +47,8 @@ def _check(params: ShardsRayData) -> None:
         )
     if params.parquet:
         parse_location(params.parquet, "--parquet")
+    elif params.worker_batch < 1:
+        raise UserError(f"--worker-batch={params.worker_batch} holds no row: use 1 or more.")
     else:
         plan_steps(params.rows, params.workers, params.worker_batch, "--rows")
 

@@ -13,6 +13,7 @@ from lab.lessons.contract import Break, Claim, Document, Finding, Lesson, Needs,
 from lab.lessons.judging import equal, refused
 from lab.lessons.run import Host
 from lab.report.plots import COLOURS, figure
+from lab.training.batch import either, nearest_batches
 
 MEASURED_WITH = "2.60.0"
 """The Ray whose `prepare_data_loader` the table below describes."""
@@ -85,10 +86,9 @@ def _check(params: ShardsSampler) -> None:
             f"ranks another rank's; use {params.workers} rows or more, or fewer WORKERS."
         )
     if params.rows % params.workers:
-        below = params.rows // params.workers * params.workers
         raise UserError(
             f"--rows={params.rows} is no multiple of the {params.workers} workers, which the even case needs: "
-            f"use {below} or {below + params.workers}."
+            f"use {either(nearest_batches(params.rows, params.workers))}."
         )
     if params.epochs < 2:
         raise UserError(f"--epochs={params.epochs} shows no change of order: use 2 or more.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from lab.errors import UserError
 from lab.leftovers import Uploads, find, is_run, remove, uploads_of
 from lab.observe.alive import Alive, live_runs
 from lab.observe.job import Job
@@ -21,7 +22,10 @@ def observe(job: Job) -> dict[str, Any]:
 
     Returns:
         `{"runs": {name: {"files": n, "bytes": n, "checkpoints": [folder, ...]}}, "cleaned": [one of `clean_run` or
-        `delete_whole` a run]}`; `runs` are those there before anything is deleted.
+        `clean_if_clear` or `delete_whole` a run]}`; `runs` are those there before anything is deleted.
+
+    Raises:
+        UserError: the snapshot of a run asked for by name cannot be read.
     """
     storage = job.storage()
     runs = _runs(storage)
@@ -36,7 +40,8 @@ def observe(job: Job) -> dict[str, Any]:
         else:
             access = StoreAccess.from_environment() if storage.location.kind == "s3" else None
             uploads = uploads_of(storage, access)
-            cleaned = [clean_run(storage, name, uploads, alive, delete=delete) for name in names]
+            clean = clean_run if job.params.get("names") else clean_if_clear
+            cleaned = [clean(storage, name, uploads, alive, delete=delete) for name in names]
     return {"runs": runs, "cleaned": cleaned}
 
 
@@ -65,6 +70,16 @@ def clean_run(storage: Storage, name: str, uploads: Uploads, alive: Alive, *, de
         "uploads": [one.key for one in found.uploads],
         "deleted": deleted,
     }
+
+
+def clean_if_clear(
+    storage: Storage, name: str, uploads: Uploads, alive: Alive, *, delete: bool
+) -> dict[str, Any]:
+    """`clean_run` for one of all runs: one whose snapshot cannot be read is passed over, and says why in `unclear`."""
+    try:
+        return clean_run(storage, name, uploads, alive, delete=delete)
+    except UserError as error:
+        return {"name": name, "is_run": True, "unclear": str(error)}
 
 
 def delete_whole(storage: Storage, name: str, alive: Alive, *, delete: bool) -> dict[str, Any]:

@@ -45,6 +45,8 @@ def load(path: Path) -> State | None:
         raw = json.loads(path.read_text())
         raw["records"] = tuple(Record(**each) for each in raw["records"])
         raw["access"] = Access(**raw["access"]) if raw["access"] else None
+        if any(type(each.pid) is not int or each.pid <= 1 for each in raw["records"]):
+            raise ValueError("no process of the lab's has such an id")
         return State(**raw)
     except FileNotFoundError:
         return None

@@ -13,7 +13,7 @@ from lab.runtimes.engine import ANSWER_S, call, engine_problem
 from lab.runtimes.images import digests, images_missing, images_problem, obtain
 from lab.runtimes.project import FILE, NODE_STORE, SOURCE, Container, compose, containers, environment
 from lab.runtimes.protocol import Access, Part, Say
-from lab.settings import ROOT, Settings
+from lab.settings import ROOT, Settings, check_together
 
 __all__ = ["ComposeRuntime", "engine_problem", "images_missing", "images_problem"]
 
@@ -37,7 +37,7 @@ class ComposeRuntime:
 
     def up(self, say: Say) -> Access:
         self._need_engine()
-        environment(self.settings)
+        check_together(self.settings)
         before = [each for each in self._containers() if each.running]
         self._need_ports(before)
         obtain(self.settings, say)
@@ -170,10 +170,6 @@ class ComposeRuntime:
         wanted = {"LAB_DASHBOARD_PORT": self.settings.dashboard_port}
         if self.settings.store != "external":
             wanted["LAB_S3_PORT"] = self.settings.s3_port
-        if len(set(wanted.values())) < len(wanted):
-            raise UserError(
-                f"LAB_S3_PORT={self.settings.s3_port} is LAB_DASHBOARD_PORT too: set one of them to another port."
-            )
         for variable, port in wanted.items():
             if port not in ours and port_taken(port):
                 raise UserError(

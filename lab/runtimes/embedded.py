@@ -28,7 +28,7 @@ from lab.runtimes import _namespaces, _processes, _state
 from lab.runtimes._processes import MARKER, Record
 from lab.runtimes._state import State
 from lab.runtimes.protocol import Access, Part, Say
-from lab.settings import ROOT, Settings, StoreAccess
+from lab.settings import ROOT, Settings, StoreAccess, check_store, check_together
 from lab.storage import check_endpoint
 from lab.store import probe, seaweedfs
 
@@ -86,7 +86,8 @@ class EmbeddedRuntime:
 
     def up(self, say: Say) -> Access:
         """See `Runtime.up`. A cluster of another shape that is up is refused, not replaced."""
-        _require_host()
+        require_host()
+        check_together(self._settings)
         if self._settings.store == "external":
             self._external_endpoint()
         with _state.locked(self._lock_file):
@@ -522,8 +523,12 @@ def missing_nodes(found: list[cluster.Node], workers: int, node_cpus: int) -> st
     return ""
 
 
-def _require_host() -> None:
-    """Raises: UserError: Ray or the store's binary is not installed for this Python."""
+def require_host() -> None:
+    """Refuse to start here without what a cluster of processes is made of.
+
+    Raises:
+        UserError: Ray or the store's binary is not installed for this Python.
+    """
     if importlib.util.find_spec("ray") is None:
         raise UserError(
             "LAB_RUNTIME=embedded needs Ray on this machine: run `make setup` (it installs it in .venv)."
@@ -542,9 +547,8 @@ def _weed() -> str:
 
 
 def _external_endpoint(settings: Settings) -> str:
-    if not settings.s3_endpoint:
-        raise UserError("LAB_STORE=external needs S3_ENDPOINT: set it to your store, http://host:port.")
-    return check_endpoint(settings.s3_endpoint)
+    check_store(settings)
+    return check_endpoint(settings.s3_endpoint or "")
 
 
 def _require_port(port: int, setting: str) -> None:

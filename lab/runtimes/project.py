@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.errors import EnvironmentBroken, UserError
+from lab.errors import EnvironmentBroken
 from lab.runtimes.engine import ANSWER_S, Output, call
-from lab.settings import Settings
+from lab.settings import Settings, check_store
 
 SOURCE = Path(__file__).resolve().parents[2]
 """The checkout that this code lies in: the Compose files and what images are made of."""
@@ -59,15 +59,7 @@ def environment(settings: Settings, base: Mapping[str, str] | None = None) -> di
     Raises:
         UserError: the store and its endpoint contradict each other.
     """
-    if settings.store == "external" and not settings.s3_endpoint:
-        raise UserError(
-            "LAB_STORE=external needs S3_ENDPOINT: set it to the URL of your S3, as the nodes see it."
-        )
-    if settings.store != "external" and settings.s3_endpoint not in (None, NODE_STORE):
-        raise UserError(
-            f"S3_ENDPOINT={settings.s3_endpoint} is set, but LAB_STORE={settings.store} starts a store of its own: "
-            "set LAB_STORE=external, or unset S3_ENDPOINT."
-        )
+    check_store(settings)
     access = settings.store_access(settings.s3_endpoint or NODE_STORE)
     known = {
         **access.environment(),

@@ -24,7 +24,7 @@ def worker_batch_size(global_batch: int, world_size: int) -> int:
         return global_batch // world_size
     raise UserError(
         f"global batch {global_batch} cannot be shared by {world_size} workers: use a global batch of "
-        f"{_either(nearest_batches(global_batch, world_size))}, or {_either(nearest_worlds(global_batch, world_size))} "
+        f"{either(nearest_batches(global_batch, world_size))}, or {either(nearest_worlds(global_batch, world_size))} "
         "workers."
     )
 
@@ -49,5 +49,6 @@ def nearest_worlds(global_batch: int, world_size: int) -> tuple[int, ...]:
     return tuple(count for count in nearest if count is not None)
 
 
-def _either(values: tuple[int, ...]) -> str:
+def either(values: tuple[int, ...]) -> str:
+    """Values to choose from, as words."""
     return " or ".join(str(value) for value in values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.errors import INTERRUPTED
 from lab.lessons import lessons
 from lab.settings import CHECKOUT, make_env_file
 from tests.commands import SECRET, assert_refused, lab, left
@@ -53,6 +55,21 @@ REFUSED: list[tuple[list[str], Mapping[str, str], tuple[str, ...]]] = [
     (["run", "first-run", "--epoch", "3"], {}, ("'--epoch'", "did you mean --epochs?")),
     (["run", "first-run", "--epochs", "x"], {}, ("--epochs='x'", "whole number")),
     (["run", "first-run", "--break", "everything"], {}, ("--break='everything'", "can break")),
+    (["run", "first-run", "--epochs", "9999999999"], {}, ("--epochs=9999999999", "1000000 at most")),
+    (["run", "first-run", "--broken", "x"], {}, ("'--broken'", "did you mean --break?")),
+    (["run", "article", "--rows", "-1"], {}, ("--rows=-1", "use 2.")),
+    (["run", "shards-sampler", "--rows", "7"], {}, ("--rows=7", "use 4 or 8.")),
+    (["run", "shards-ray-data", "--worker-batch", "0"], {}, ("--worker-batch=0", "1 or more")),
+    (["run", "multi-node", "--storage", "s3://other/x"], {}, ("s3://other/x", "'lab' alone", "S3_BUCKET")),
+    (
+        ["run", "first-run", "--storage", "/etc/passwd/runs"],
+        {"LAB_RUNTIME": "embedded"},
+        ("LAB_STORAGE=/etc/passwd/runs", "/etc/passwd is a file"),
+    ),
+    (["run", "first-run"], {"S3_ENDPOINT": "http://x:1"}, ("S3_ENDPOINT=http://x:1", "LAB_STORE=external")),
+    (["run", "first-run"], {"LAB_S3_PORT": "8265"}, ("LAB_S3_PORT=8265", "LAB_DASHBOARD_PORT")),
+    (["up"], {"LAB_STORE": "external", "LAB_RUNTIME": "embedded"}, ("LAB_STORE=external", "S3_ENDPOINT")),
+    (["status"], {"LAB_WORKER": "3"}, ("LAB_WORKER", "did you mean LAB_WORKERS?")),
     (["run", "first-run"], {"LAB_RUNTIME": "podman"}, ("LAB_RUNTIME='podman'", "embedded, compose")),
     (["up"], {"LAB_STORE": "ceph"}, ("LAB_STORE='ceph'", "minio, seaweedfs, external")),
     (
@@ -102,6 +119,63 @@ def test_a_damaged_env_file_is_one_sentence_and_left_alone(
     assert_refused(root, ["run", "first-run"], {}, (*parts, str(path)))
     assert path.read_text() == before
     assert left(root) == set()
+
+
+def test_a_line_of_the_env_file_that_is_no_assignment_is_named(root: Path) -> None:
+    path = root / ".env"
+    make_env_file(path)
+    number = len(path.read_text().splitlines()) + 1
+    with path.open("a") as file:
+        file.write("this is = no\"t: an 'assignment\n")
+    assert_refused(root, ["status"], {}, (str(path), f"line {number}", "NAME=value"))
+
+
+def test_every_variable_that_the_compose_file_names_may_be_set(root: Path) -> None:
+    names = set(re.findall(r"\bLAB_[A-Z_]+\b", (CHECKOUT / "docker-compose.yml").read_text()))
+    assert len(names) > 8
+    unset = dict.fromkeys(names, "") | {"LAB_ROOT": str(root)}
+    assert lab(root, "status", **unset).code == 0
+
+
+def test_secrets_that_others_may_read_are_a_warning(root: Path) -> None:
+    assert "warning" not in lab(root, "setup").out
+    (root / ".env").chmod(0o644)
+    assert "chmod 600" in lab(root, "setup").out
+
+
+def test_a_reader_that_goes_away_is_no_failed_claim(root: Path) -> None:
+    program = "from lab.__main__ import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", program, "list"],
+        env=os.environ | {"LAB_ROOT": str(root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=CHECKOUT,
+    ) as command:
+        assert command.stdout
+        command.stdout.close()
+        assert command.stderr
+        said = command.stderr.read().decode()
+        assert command.wait(20) == INTERRUPTED
+    assert "Traceback" not in said
+
+
+def test_the_help_of_run_shows_a_lesson_s_own_options(root: Path) -> None:
+    assert "--global-batch" in lab(root, "run", "first-run", "--help").out
+    assert "--global-batch" not in lab(root, "run", "--help").out
+
+
+def test_data_behind_a_link_is_left_alone(root: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("mine")
+    (root / "results").symlink_to(elsewhere)
+    (root / ".lab" / "logs").mkdir(parents=True)
+    answer = lab(root, "clean-data", "--yes")
+    assert answer.code == 0, answer
+    assert f"leaving alone link {root / 'results'} to {elsewhere}" in answer.out
+    assert (elsewhere / "kept").read_text() == "mine"
+    assert not (root / ".lab" / "logs").exists()
 
 
 def test_setup_makes_the_env_file_once_and_prints_no_secret(root: Path) -> None:

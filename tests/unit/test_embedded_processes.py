@@ -164,7 +164,7 @@ def state() -> _state.State:
         cluster_id="c",
         scratch="/tmp/lab-x",
         logs="/logs",
-        records=(Record("head", 1, 2.5, "/log"),),
+        records=(Record("head", 4711, 2.5, "/log"),),
         store_ports={"s3": 9000},
         addresses={"head": "127.0.0.2"},
         access=Access("http://d", "http://s", "http://n", "/local", True, 2, 4),
@@ -184,6 +184,16 @@ def test_the_state_survives_the_file(tmp_path: Path) -> None:
 def test_a_damaged_state_is_one_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "embedded.json"
     path.write_text(text)
+    with pytest.raises(UserError, match=r"embedded\.json is damaged"):
+        _state.load(path)
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 1, "7", True, None])
+def test_a_state_with_an_odd_pid_is_damaged(tmp_path: Path, pid: object) -> None:
+    path = tmp_path / "embedded.json"
+    content = dataclasses.asdict(state())
+    content["records"][0]["pid"] = pid
+    path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"embedded\.json is damaged"):
         _state.load(path)
 

@@ -14,7 +14,7 @@ from pyarrow.fs import LocalFileSystem
 from lab.errors import UserError
 from lab.leftovers import MARKER, SNAPSHOT, NoUploads, Upload, find, remove
 from lab.observe.alive import Alive, run_of
-from lab.observe.checkpoints import clean_run, delete_whole
+from lab.observe.checkpoints import clean_if_clear, clean_run, delete_whole
 from lab.storage import Location, Storage
 
 RUN = "mine"
@@ -117,6 +117,19 @@ def test_a_folder_that_is_no_run_has_no_leftovers(tmp_path: Path) -> None:
     ):  # killed before its first commit, or the file was lost
         find(storage, "data", NoUploads())
     assert delete_whole(storage, "data", NOBODY, delete=True)["deleted"]
+
+
+def test_among_all_runs_one_without_a_snapshot_is_passed_over_and_says_why(tmp_path: Path) -> None:
+    storage = a_run(tmp_path, ["checkpoint_a"], ["checkpoint_a", "checkpoint_lost"])
+    storage.write(f"lost/{MARKER}", b"")
+    storage.write("lost/checkpoint_x/model.pt", b"x")
+    first, second = (
+        clean_if_clear(storage, name, NoUploads(), NOBODY, delete=True) for name in ("lost", RUN)
+    )
+    assert "--whole" in first["unclear"]
+    assert storage.files("lost/checkpoint_x")
+    assert [one["name"] for one in second["folders"]] == ["checkpoint_lost"]
+    assert second["deleted"]
 
 
 def test_with_a_damaged_snapshot_nothing_is_a_leftover(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from lab.lessons.article import LESSON, Article
     [
         ({"reports": 3}, "--reports=3"),
         ({"rows": 201}, "use 200 or 202"),
-        ({"rows": 1}, "use 2 or 4"),
+        ({"rows": 1}, "use 2."),
         ({"kilobytes": 0}, "--kilobytes=0"),
     ],
 )

@@ -31,7 +31,7 @@ def test_the_defaults_fit(lesson: Lesson) -> None:
     [
         ({"rows": 2}, "--rows has 2 rows for 4 workers"),
         ({"rows": 100}, "worker batch 32 is more than the 25 rows"),
-        ({"worker_batch": 0}, "worker batch 0"),
+        ({"worker_batch": 0}, "--worker-batch=0 holds no row"),
         ({"workers": 2}, "LAB_WORKERS=2 is too few"),
         ({"workers": 8}, "LAB_WORKERS=8 leaves too few CPUs for the data pipeline: have 8 CPUs, need 9"),
         ({"parquet": "s3://"}, "--parquet='s3://' names no bucket"),

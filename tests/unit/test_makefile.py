@@ -101,6 +101,13 @@ def test_the_environments_words_are_no_knobs(tmp_path: Path, monkeypatch: pytest
     assert shown == "[]\n"
 
 
+def test_a_misspelt_knob_is_refused() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        make("-n", "list", "WORKRES=3")
+    assert "WORKRES is no knob" in caught.value.stderr
+    assert caught.value.returncode == 2
+
+
 def test_only_yes_1_deletes() -> None:
     assert "--yes" in make("-n", "clean-data", "YES=1")
     for no in ("YES=no", "YES=0", "YES=false", "YES="):
