@@ -16,9 +16,10 @@ import requests
 
 from lab.errors import LabError
 from lab.jobs import JobsClient, run_job
+from lab.runtimes.compose import port_taken
 from lab.runtimes.engine import engine_problem
 from lab.runtimes.protocol import Access, Runtime
-from lab.settings import ROOT, Settings, readable_by_others
+from lab.settings import DEFAULT_PORTS, ROOT, Settings, readable_by_others
 from lab.store.probe import probe
 
 Level = Literal["ok", "warning", "fault"]
@@ -47,6 +48,8 @@ def examine(settings: Settings, runtime: Runtime) -> Iterator[Check]:
     access = runtime.access()
     if access is None:
         yield Check("cluster", "ok", "none is up (make up starts one)")
+        yield from _ports(settings, runtime)
+        yield Check("cpus", "ok", f"{os.cpu_count()} cores on this host")
         yield _shm_here()
         return
     yield Check(
@@ -77,6 +80,22 @@ def _engine(runtime: Runtime) -> Check:
     if not problem:
         return Check("engine", "ok", "a Docker engine with Compose answers")
     return Check("engine", "fault" if runtime.name == "compose" else "ok", f"no containers: {problem}")
+
+
+def _ports(settings: Settings, runtime: Runtime) -> Iterator[Check]:
+    """Of a cluster to come."""
+    asked = {
+        name: port
+        for name, port in settings.ports().items()
+        if runtime.name == "compose" or port != DEFAULT_PORTS[name]
+    }
+    for name, port in asked.items():
+        if port_taken(port):
+            yield Check("ports", "fault", f"{name}={port} is taken on 127.0.0.1: set another port")
+        else:
+            yield Check("ports", "ok", f"{name}={port} is free")
+    if not asked:
+        yield Check("ports", "ok", "any free ones will be taken")
 
 
 def _shm_here() -> Check:

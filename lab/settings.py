@@ -26,6 +26,9 @@ ROOT = Path(os.environ.get("LAB_ROOT") or CHECKOUT)
 RuntimeName = Literal["auto", "embedded", "compose"]
 StoreName = Literal["minio", "seaweedfs", "external"]
 
+DEFAULT_PORTS = {"LAB_DASHBOARD_PORT": 8265, "LAB_S3_PORT": 9000}
+"""The containers' ports on the host. The embedded runtime takes any free port in place of a default."""
+
 MIN_SECRET = 8
 MAX_SECRET = 40
 """Length of an S3 secret, in characters, that MinIO accepts (shared/object-store.md)."""
@@ -112,8 +115,12 @@ class Settings(BaseSettings):
     keep: Annotated[bool, Field(validation_alias=_knob("KEEP"))] = False
     quick: Annotated[bool, Field(validation_alias=_knob("QUICK"))] = False
 
-    dashboard_port: Annotated[int, Field(validation_alias=_knob("DASHBOARD_PORT"), ge=1, le=65535)] = 8265
-    s3_port: Annotated[int, Field(validation_alias=_knob("S3_PORT"), ge=1, le=65535)] = 9000
+    dashboard_port: Annotated[int, Field(validation_alias=_knob("DASHBOARD_PORT"), ge=1, le=65535)] = (
+        DEFAULT_PORTS["LAB_DASHBOARD_PORT"]
+    )
+    s3_port: Annotated[int, Field(validation_alias=_knob("S3_PORT"), ge=1, le=65535)] = DEFAULT_PORTS[
+        "LAB_S3_PORT"
+    ]
 
     s3_endpoint: Annotated[str | None, Field(validation_alias="S3_ENDPOINT")] = None
     s3_public_endpoint: Annotated[str | None, Field(validation_alias="S3_PUBLIC_ENDPOINT")] = None
@@ -134,6 +141,13 @@ class Settings(BaseSettings):
     ]
     ray_auth_token: Annotated[SecretStr, Field(validation_alias="RAY_AUTH_TOKEN", min_length=32)]
     project: Annotated[str, Field(validation_alias="COMPOSE_PROJECT_NAME", pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+
+    def ports(self) -> dict[str, int]:
+        """The ports on the host's loopback that a cluster opens, by setting."""
+        ports = {"LAB_DASHBOARD_PORT": self.dashboard_port, "LAB_S3_PORT": self.s3_port}
+        return {
+            name: port for name, port in ports.items() if name != "LAB_S3_PORT" or self.store != "external"
+        }
 
     def store_access(self, endpoint: str) -> StoreAccess:
         """The training identity at `endpoint` (the nodes' or the host's view of the store)."""
@@ -305,7 +319,8 @@ def check_together(settings: Settings) -> None:
         UserError: the first contradiction.
     """
     check_store(settings)
-    if settings.store != "external" and settings.s3_port == settings.dashboard_port:
+    ports = settings.ports()
+    if len(set(ports.values())) < len(ports):
         raise UserError(
             f"LAB_S3_PORT={settings.s3_port} is LAB_DASHBOARD_PORT too: set one of them to another port."
         )

@@ -167,10 +167,7 @@ class ComposeRuntime:
     def _need_ports(self, running: list[Container]) -> None:
         """Refuse a port that another program holds, before anything starts."""
         ours = {port for each in running for port in each.ports.values()}
-        wanted = {"LAB_DASHBOARD_PORT": self.settings.dashboard_port}
-        if self.settings.store != "external":
-            wanted["LAB_S3_PORT"] = self.settings.s3_port
-        for variable, port in wanted.items():
+        for variable, port in self.settings.ports().items():
             if port not in ours and port_taken(port):
                 raise UserError(
                     f"{variable}={port} is taken by another program on 127.0.0.1: set {variable} to a free port, "

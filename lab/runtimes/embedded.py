@@ -28,7 +28,7 @@ from lab.runtimes import _namespaces, _processes, _state
 from lab.runtimes._processes import MARKER, Record
 from lab.runtimes._state import State
 from lab.runtimes.protocol import Access, Part, Say
-from lab.settings import ROOT, Settings, StoreAccess, check_store, check_together
+from lab.settings import DEFAULT_PORTS, ROOT, Settings, StoreAccess, check_store, check_together
 from lab.storage import check_endpoint
 from lab.store import probe, seaweedfs
 
@@ -45,9 +45,6 @@ STORE_PATIENCE_S = 1.0
 KEPT_LOGS = 5
 """How many clusters' logs stay in `.lab/logs`."""
 
-# The settings' own defaults, which mean "any free port" here: see `_Start._dashboard_port`.
-_DEFAULT_DASHBOARD_PORT = 8265
-_DEFAULT_S3_PORT = 9000
 _SCRATCH_PREFIX = "lab-"
 
 _NOT_INHERITED = (
@@ -323,7 +320,7 @@ class _Start:
         if self._settings.store == "minio":
             say("embedded: SeaweedFS stands in for MinIO as the store")
         numbers = dict(zip(seaweedfs.Ports.names(), free, strict=True))
-        if self._settings.s3_port != _DEFAULT_S3_PORT:
+        if self._settings.s3_port != DEFAULT_PORTS["LAB_S3_PORT"]:
             _require_port(self._settings.s3_port, "LAB_S3_PORT")
             numbers["s3"] = self._settings.s3_port
         ports = seaweedfs.Ports(**numbers)
@@ -394,7 +391,7 @@ class _Start:
     def _dashboard_port(self) -> int:
         """The port that was asked for, or 0 for any: the default is the containers' and may be in use by them."""
         port = self._settings.dashboard_port
-        if port == _DEFAULT_DASHBOARD_PORT:
+        if port == DEFAULT_PORTS["LAB_DASHBOARD_PORT"]:
             return 0
         _require_port(port, "LAB_DASHBOARD_PORT")
         return port
