@@ -47,7 +47,10 @@ light: $(VENV)/.light
 
 runtime: $(VENV)/.light # whatever the chosen runtime needs on this host
 	@chosen=$$($(LAB) choose 2>/dev/null) || { $(LAB) choose; exit $$?; }; \
-	if [ "$$chosen" = embedded ]; then $(MAKE) $(VENV)/.cluster; fi
+	if [ "$$chosen" = embedded ]; then $(MAKE) --silent $(VENV)/.cluster; fi
+
+.DEFAULT:
+	@echo "'$@' is neither a target nor a lesson: \`make\` lists them." >&2; exit 2
 
 ##@ Start here
 

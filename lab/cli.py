@@ -22,10 +22,10 @@ from lab.data import delete, holdings
 from lab.errors import EnvironmentBroken, LabError, UserError
 from lab.jobs import JobsClient, run_job
 from lab.lessons import find, lessons, preflight
-from lab.lessons.contract import Lesson
+from lab.lessons.contract import Lesson, LessonResult
 from lab.lessons.options import option, own_fields, parameters
 from lab.lessons.run import check_all, default_local_root, log_of, run_lesson, visible
-from lab.report.results import find_result, read_results
+from lab.report.results import find_results, read_results
 from lab.runtimes import compose, embedded
 from lab.runtimes.choice import choose, make_runtime, present
 from lab.runtimes.protocol import Access, Runtime
@@ -127,6 +127,17 @@ def _describe(item: Lesson) -> None:
             say(f"  {broken.name:22s} {broken.what} -> {', '.join(broken.fails)}")
 
 
+def _verdict(result: LessonResult) -> str:
+    if not result.holds:
+        return "A CLAIM FAILED"
+    unshown = sum(claim.verdict == "not shown" for claim in result.claims)
+    return f"every claim that could be shown holds, {unshown} could not" if unshown else "all claims hold"
+
+
+def _short_path(path: str) -> str:
+    return str(Path(path).relative_to(ROOT)) if Path(path).is_relative_to(ROOT) else path
+
+
 def _describe_options(item: Lesson) -> None:
     if own := own_fields(item):
         say("\nits own options:")
@@ -210,14 +221,15 @@ def run(
                 say(f"{item.name} could not be run: {error}")
                 continue
             results.append(asdict(result) | {"holds": result.holds})
-            say(
-                f"{item.name}: {'all claims hold' if result.holds else 'A CLAIM FAILED'} ({result.seconds:.0f} s)"
-            )
+            say(f"{item.name}: {_verdict(result)} ({result.seconds:.0f} s)")
+            for broken_on_purpose in [each for each in item.breaks if each.name == broken]:
+                say(
+                    f"{item.name}: {broken} was broken on purpose ({broken_on_purpose.what}); the claims that must then "
+                    f"fail: {', '.join(broken_on_purpose.fails)}"
+                )
     print_claims(console, results)
     for found in results:
-        say(
-            f"results: {Path('results') / found['lesson'] / found['run']}  storage: {found['files']['storage']}"
-        )
+        say(f"results: {_short_path(found['files']['results'])}  storage: {found['files']['storage']}")
     for text in broke:
         error_console.print(f"not run: {text}", markup=False)
     if broke:
@@ -232,21 +244,23 @@ def results(
 ) -> None:
     """Past runs: a line each, or one in full."""
     if run_name:
-        found = find_result(ROOT, run_name)
+        *others, found = find_results(ROOT, run_name)
         print_claims(console, [found])
         for key, value in found["measurements"].items():
             say(f"{key}: {short(value, 100)}")
         say(f"folder: {found['folder']}  storage: {found['files']['storage']}")
+        for other in others:
+            say(f"also of that name: {other['lesson']}, {other['folder']}")
         return
     rows = read_results(
         ROOT, lambda path: error_console.print(f"left out: {path} cannot be read.", markup=False)
     )
     if not rows:
-        say("no results yet: `make demo`, or `lab run first-run`.")
+        say("no results yet: `make demo`, or `make first-run`.")
     for row in rows:
         verdict = "holds" if row["holds"] else "FAILS"
         say(
-            f"{verdict:6s} {row['lesson']:18s} {row['run']}  {row['runtime']}  {row['seconds']:.0f} s "
+            f"{verdict:6s} {row['lesson']:18s} {Path(row['folder']).name}  {row['runtime']}  {row['seconds']:.0f} s "
             f" {row['environment']['date'][:19]}"
         )
 
@@ -334,7 +348,7 @@ def dashboard(
         say("The page asks for a token once; paste this one:")
         say(settings.ray_auth_token.get_secret_value())
     else:
-        say("`lab dashboard --token` says how to log in.")
+        say("`make dashboard ARGS=--token` says how to log in.")
 
 
 @app.command()
@@ -354,7 +368,12 @@ def logs(
             raise UserError(f"there is no log below {folder} yet: run a lesson first.")
         path = found[-1]
     say(f"log: {path}")
-    for text in path.read_text(errors="replace").splitlines():
+    lines = path.read_text(errors="replace").splitlines()
+    ranks = sorted({int(match[1]) for text in lines if (match := re.search(r"\[rank (\d+)/", text))})
+    if rank is not None and rank not in ranks:
+        there = f"ranks {', '.join(map(str, ranks))}" if ranks else "no rank's"
+        raise UserError(f"RANK={rank} has no line in {path}: it has {there}.")
+    for text in lines:
         shown = text if everything else visible(text)
         if shown is None or (rank is not None and not re.search(rf"\[rank {rank}/", text)):
             continue
@@ -412,7 +431,9 @@ def checkpoints_clean(
     location, document = _storage_job(storage, request)
     for name in asked:
         if name not in document["runs"]:
-            raise UserError(f"NAME={name!r} is not a run in {location}: see `lab checkpoints list`.")
+            raise UserError(
+                f"NAME={name!r} is not a run in {location}: see `.venv/bin/lab checkpoints list`."
+            )
     held = []
     for found in document["cleaned"]:
         name = found["name"]
@@ -450,7 +471,9 @@ def _asked(names: list[str], everything: bool, whole: bool) -> list[str]:
     if everything and whole:
         raise UserError("--whole deletes runs, and takes them by name alone: name them instead of --all.")
     if not everything and not names:
-        raise UserError("NAME is missing: name runs (`lab checkpoints list` shows them), or use --all.")
+        raise UserError(
+            "NAME is missing: name runs (`.venv/bin/lab checkpoints list` shows them), or use --all."
+        )
     return names
 
 
@@ -471,7 +494,7 @@ def _say_leftovers(where: str, found: dict[str, Any], verb: str) -> None:
 def clean_data(yes: Annotated[bool, typer.Option("--yes", help="really delete")] = False) -> None:
     """Show what results, storage, logs and volumes there are; with --yes delete them."""
     settings = load_settings()
-    for runtime in present(settings.model_copy(update={"runtime": "auto"})):
+    for runtime in present(settings):
         if runtime.status():
             raise UserError(f"the {runtime.name} cluster is up and uses its data: `make down` first.")
     found = holdings(ROOT, settings.project)
@@ -543,7 +566,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:  # noqa: BLE001 - the boundary: click's own mistakes, then the lab's defects
         shown = getattr(error, "format_message", None)
         if shown is not None:
-            error_console.print(f"{shown()} See `lab --help`.", markup=False)
+            error_console.print(f"{shown()} See `.venv/bin/lab --help`.", markup=False)
             sys.exit(errors.USER_MISTAKE)
         if isinstance(error, OSError) and error.filename is not None:
             error_console.print(f"{error.filename}: {error.strerror}: see who may use it.", markup=False)

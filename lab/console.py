@@ -36,8 +36,21 @@ def make_error_console() -> Console:
 
 def short(value: Any, limit: int = 60) -> str:
     """A value on one line of at most `limit` characters."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = value if isinstance(value, str) else json.dumps(_rounded(value), default=str)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _rounded(value: Any) -> Any:
+    """The value with its floats to 5 digits: what a person compares. Results keep them whole."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+WHOLE = 2000
+"""Characters of a claim that failed: to compare what was expected with what was measured, one needs all of both."""
 
 
 def print_claims(console: Console, results: Iterable[Mapping[str, Any]]) -> None:
@@ -47,9 +60,16 @@ def print_claims(console: Console, results: Iterable[Mapping[str, Any]]) -> None
     for result in results:
         for claim in result["claims"]:
             counts[claim["verdict"]] += 1
-            detail = claim["reason"] if claim["verdict"] == "not shown" else short(claim["measured"])
+            limit = WHOLE if claim["verdict"] == "fails" else 60
+            detail = claim["reason"] if claim["verdict"] == "not shown" else short(claim["measured"], limit)
             rows.append(
-                (result["lesson"], claim["statement"], short(claim["expected"], 40), detail, claim["verdict"])
+                (
+                    result["lesson"],
+                    claim["statement"],
+                    short(claim["expected"], limit),
+                    detail,
+                    claim["verdict"],
+                )
             )
     if console.is_terminal:
         table = Table("lesson", "claim", "expected", "measured", "verdict", show_lines=False)

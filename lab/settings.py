@@ -31,7 +31,7 @@ DEFAULT_PORTS = {"LAB_DASHBOARD_PORT": 8265, "LAB_S3_PORT": 9000}
 
 MIN_SECRET = 8
 MAX_SECRET = 40
-"""Length of an S3 secret, in characters, that MinIO accepts (shared/object-store.md)."""
+"""Length of an S3 secret, in characters, that MinIO accepts."""
 
 
 def _knob(name: str) -> AliasChoices:
@@ -142,6 +142,14 @@ class Settings(BaseSettings):
     ray_auth_token: Annotated[SecretStr, Field(validation_alias="RAY_AUTH_TOKEN", min_length=32)]
     project: Annotated[str, Field(validation_alias="COMPOSE_PROJECT_NAME", pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 
+    def asks_for(self, **cluster: Any) -> dict[str, Any]:
+        """Of a cluster's traits, by field, those that were set otherwise: defaults ask for nothing that is not up."""
+        return {
+            _alias(type(self).model_fields[name]): getattr(self, name)
+            for name, value in cluster.items()
+            if name in self.model_fields_set and getattr(self, name) != value
+        }
+
     def ports(self) -> dict[str, int]:
         """The ports on the host's loopback that a cluster opens, by setting."""
         ports = {"LAB_DASHBOARD_PORT": self.dashboard_port, "LAB_S3_PORT": self.s3_port}
@@ -217,6 +225,7 @@ def readable_by_others(path: Path) -> bool:
     return bool(path.stat().st_mode & 0o077)
 
 
+_KINDS = {"int_parsing": "give a whole number", "bool_parsing": "use 1 or 0"}
 _FIX = {
     "LAB_RUNTIME": f"choose one of {', '.join(get_args(RuntimeName))}",
     "LAB_STORE": f"choose one of {', '.join(get_args(StoreName))}",
@@ -232,7 +241,9 @@ def _sentence(error: ValidationError, env_file: Path) -> str:
     secret = name in REQUIRED - {"COMPOSE_PROJECT_NAME"}
     where = "" if name in os.environ or not _in_file(name, env_file) else f" in {env_file}"
     shown = f"{name}={'***' if secret else repr(first['input'])}{where}"
-    fix = _FIX.get(name, str(first["msg"]).replace("Input should", "it should"))
+    fix = (
+        _FIX.get(name) or _KINDS.get(first["type"]) or str(first["msg"]).replace("Input should", "it should")
+    )
     if secret:
         bound = first.get("ctx", {}).get("min_length") or first.get("ctx", {}).get("max_length")
         fix = f"it has the wrong length (limit {bound} characters); set another or run `make setup` afresh"
@@ -266,7 +277,10 @@ def load_settings(env_file: Path | None = None, **overrides: Any) -> Settings:
             return base
         fields = type(base).model_fields
         return Settings.model_validate(
-            {str(_alias(fields[key])): given.get(key, getattr(base, key)) for key in fields}
+            {
+                str(_alias(fields[key])): given.get(key, getattr(base, key))
+                for key in {*base.model_fields_set, *given}
+            }
         )
     except ValidationError as error:
         raise UserError(_sentence(error, path)) from None

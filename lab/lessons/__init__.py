@@ -42,6 +42,8 @@ def find(name: str) -> Lesson:
     known = lessons()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name.replace("_", "-").lower(), known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else "see `lab list`."
+    if not name:
+        raise UserError("LESSON is missing: `make list` shows the lessons; `make run LESSON=first-run`, say.")
+    near = difflib.get_close_matches(name.replace("_", "-").lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "see `make list`."
     raise UserError(f"LESSON={name!r} is not a lesson: {hint}")

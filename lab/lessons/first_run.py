@@ -32,6 +32,10 @@ def _check(params: FirstRun) -> None:
     divides(params.global_batch, params.workers)
 
 
+SHOWN = 200
+"""Samples of a rank in the figure: more would be a grey area."""
+
+
 def _ranks(document: Document) -> list[Mapping[str, Any]]:
     ranks: list[Mapping[str, Any]] = document["train"]["ranks"]
     if not ranks:
@@ -158,6 +162,15 @@ def _figures(document: Document, folder: Path) -> list[Path]:
             epochs, [row["metrics"]["accuracy"] for row in rows], "^--", color="#228833", label="accuracy"
         )
         accuracy.axhline(ACCURACY, color="#bbbbbb", linewidth=0.8)
+        accuracy.text(
+            1,
+            ACCURACY,
+            f"{ACCURACY:.0%} ",
+            va="top",
+            ha="right",
+            color="#777777",
+            transform=(accuracy.get_yaxis_transform()),
+        )
         accuracy.set_ylim(0, 1.02)
         accuracy.set_ylabel("held-out accuracy")
         lines = [*left.get_lines(), accuracy.get_lines()[0]]
@@ -165,14 +178,19 @@ def _figures(document: Document, folder: Path) -> list[Path]:
         left.set(xlabel="epoch", ylabel="loss", title=f"{document['params']['workers']} ranks, one model")
         for rank in document["train"]["ranks"]:
             if rank["ids"]:
-                ids = rank["ids"][0]["ids"][:200]
+                ids = rank["ids"][0]["ids"][:SHOWN]
                 right.plot(range(len(ids)), ids, ".", markersize=3, label=f"rank {rank['world_rank']}")
         right.set(
             xlabel="order in which the rank saw it",
             ylabel="sample id",
-            title="First epoch: who saw which sample",
+            title=f"First epoch: each rank's first {SHOWN} samples",
         )
-        right.legend(loc="upper right", frameon=True)
+        if right.get_lines():
+            right.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=8, markerscale=2)
+        else:
+            right.text(
+                0.5, 0.5, "nothing was trained:\nthe run was complete", ha="center", transform=right.transAxes
+            )
     return [path]
 
 

@@ -161,6 +161,7 @@ def _figures(document: Document, folder: Path) -> list[Path]:
         left.set(
             xlabel="epoch", ylabel="training loss (rank 0)", title="The same loss, wherever the ranks are"
         )
+        left.xaxis.get_major_locator().set_params(integer=True)
         left.legend()
         nodes = {node["id"]: node for node in document["environment"]["nodes"]}
         names = [f"{node['role']}\n{node['ip']}" for node in nodes.values()]

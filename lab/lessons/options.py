@@ -69,7 +69,7 @@ def parse_own(lesson: Lesson, words: Sequence[str]) -> dict[str, Any]:
             hint = (
                 f"did you mean {_SPELT.get(near[0], option(near[0]))}?"
                 if near
-                else f"see `lab list {lesson.name}`."
+                else f"see `make list LESSON={lesson.name}`."
             )
             raise UserError(f"{word!r} is not an option of lesson {lesson.name}: {hint}")
         kind = hints[name]

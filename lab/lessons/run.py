@@ -145,7 +145,7 @@ def run_lesson(
         claims=claims,
         measurements=measurements,
         figures=figures,
-        files={"storage": f"{location}/{run}", "log": str(log)},
+        files={"storage": f"{location}/{run}", "log": str(log), "results": str(folder)},
         environment=captured(document.get("environment", {}), settings) | runtime.captured(),
         params=asdict(params),
         seconds=round(time.monotonic() - began, 2),
@@ -196,6 +196,6 @@ def log_of(run: str, folder: Path | None = None) -> Path:
     path = (folder or ROOT / ".lab" / "logs") / f"{run}.log"
     if not path.is_file():
         raise UserError(
-            f"RUN={run!r} has no log below {path.parent}: see `lab results` for the runs there are."
+            f"RUN={run!r} has no log below {path.parent}: see `make results` for the runs there are."
         )
     return path

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from lab.errors import UserError
-from lab.leftovers import Uploads, find, is_run, remove, uploads_of
+from lab.leftovers import PREFIX, Uploads, find, is_run, remove, uploads_of
 from lab.observe.alive import Alive, live_runs
 from lab.observe.job import Job
 from lab.settings import StoreAccess
@@ -28,7 +28,7 @@ def observe(job: Job) -> dict[str, Any]:
         UserError: the snapshot of a run asked for by name cannot be read.
     """
     storage = job.storage()
-    runs = _runs(storage)
+    runs = listed(storage)
     action = job.params["action"]
     delete = bool(job.params.get("delete"))
     names = [name for name in job.params.get("names") or sorted(runs) if name in runs]
@@ -91,7 +91,8 @@ def delete_whole(storage: Storage, name: str, alive: Alive, *, delete: bool) -> 
     return {"name": name, "is_run": run, "held": held, "deleted": deleted}
 
 
-def _runs(storage: Storage) -> dict[str, dict[str, Any]]:
+def listed(storage: Storage) -> dict[str, dict[str, Any]]:
+    """Every folder at the root: `{name: {"files": n, "bytes": n, "checkpoints": [folder, ...]}}`."""
     runs: dict[str, dict[str, Any]] = defaultdict(lambda: {"files": 0, "bytes": 0, "checkpoints": set()})
     for entry in storage.files():
         run, _, rest = entry.path.partition("/")
@@ -99,9 +100,10 @@ def _runs(storage: Storage) -> dict[str, dict[str, Any]]:
             continue  # a file at the root belongs to no run
         runs[run]["files"] += 1
         runs[run]["bytes"] += entry.size
-        if rest.startswith("checkpoint_"):
-            runs[run]["checkpoints"].add(rest.partition("/")[0])
+        folder, inside, _ = rest.partition("/")
+        if inside and folder.startswith(PREFIX):
+            runs[run]["checkpoints"].add(folder)
     # a folder without a file, as an upload that found nothing leaves it
     for run in runs:
-        runs[run]["checkpoints"] |= {name for name in storage.folders(run) if name.startswith("checkpoint_")}
+        runs[run]["checkpoints"] |= {name for name in storage.folders(run) if name.startswith(PREFIX)}
     return {name: run | {"checkpoints": sorted(run["checkpoints"])} for name, run in sorted(runs.items())}

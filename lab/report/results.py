@@ -57,13 +57,13 @@ def _read(path: Path) -> dict[str, Any] | None:
     return content | {"folder": str(path.parent)} if whole else None
 
 
-def find_result(root: Path, run: str) -> dict[str, Any]:
-    """The newest result of one run.
+def find_results(root: Path, run: str) -> list[dict[str, Any]]:
+    """The results of one run, or in one folder of that name, the newest last.
 
     Raises:
         UserError: there is none of that name.
     """
-    found = [result for result in read_results(root) if result["run"] == run]
+    found = [item for item in read_results(root) if run in (item["run"], Path(item["folder"]).name)]
     if found:
-        return found[-1]
-    raise UserError(f"RUN={run!r} has no result below {root / 'results'}: see `lab results`.")
+        return found
+    raise UserError(f"RUN={run!r} has no result below {root / 'results'}: see `make results`.")

@@ -82,7 +82,7 @@ def locked(path: Path, limit_s: float = 60.0) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > limit:
                     raise UserError(
-                        f"another `lab up` or `lab down` of this checkout has held {path} for {limit_s:.0f} s: "
+                        f"another `make up` or `make down` of this checkout has held {path} for {limit_s:.0f} s: "
                         "wait for it or end it."
                     ) from None
                 time.sleep(0.1)

@@ -37,6 +37,8 @@ def choose(settings: Settings) -> Choice:
     problem = engine_problem()
     if problem:
         return Choice("embedded", f"no containers here: {problem}")
+    if compose.ComposeRuntime(settings).access() is not None:
+        return Choice("compose", "its cluster is up")
     missing = compose.images_missing(settings)
     if not missing:
         return Choice("compose", "an engine answers and has the images")
@@ -47,9 +49,13 @@ def choose(settings: Settings) -> Choice:
 
 
 def present(settings: Settings) -> list[Runtime]:
-    """The runtimes that may have something up here: the one that is set, or each that this host can run."""
-    if settings.runtime != "auto":
-        return [make_runtime(choose(settings).name, settings)]
+    """The runtimes that may have something up here, whichever is set.
+
+    Raises:
+        UserError: `LAB_RUNTIME=compose` and no engine that could be asked.
+    """
+    if settings.runtime == "compose":
+        choose(settings)
     names = ["embedded"] if engine_problem() else ["embedded", "compose"]
     return [make_runtime(name, settings) for name in names]
 

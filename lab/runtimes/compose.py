@@ -7,6 +7,7 @@ import json
 import socket
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from lab.errors import EnvironmentBroken, LabError, UserError
 from lab.runtimes.engine import ANSWER_S, call, engine_problem
@@ -36,15 +37,26 @@ class ComposeRuntime:
         self.verbs = frozenset({"up", "down", "status", "submit"})
 
     def up(self, say: Say) -> Access:
+        """See `Runtime.up`. A whole cluster that is up is taken as it is, unless another was asked for."""
         self._need_engine()
         check_together(self.settings)
-        before = [each for each in self._containers() if each.running]
+        there = self._containers()
+        up = self._as_it_is(there)
+        if up is not None:
+            self._need_answer(up)
+            return up
+        before = [each for each in there if each.running]
+        # What was not asked for stays as it is.
+        kept = {
+            name: value for name, value in traits(there).items() if name not in self.settings.model_fields_set
+        }
+        settings = self.settings.model_copy(update=kept)
         self._need_ports(before)
-        obtain(self.settings, say)
-        say(f"starting a head, {self.settings.nodes} workers and the store ({self.settings.store})")
+        obtain(settings, say)
+        say(f"starting a head, {settings.nodes} workers and the store ({settings.store})")
         try:
             output = compose(
-                self.settings,
+                settings,
                 ["up", "--detach", "--wait", "--wait-timeout", str(UP_S), "--remove-orphans"],
                 limit_s=UP_S + ANSWER_S,
             )
@@ -61,6 +73,12 @@ class ComposeRuntime:
                 self.down(say)
             raise
         return access
+
+    def _as_it_is(self, there: list[Container]) -> Access | None:
+        """A cluster that is up, whole, and that no setting asks to be otherwise."""
+        access = self.access()
+        whole = all(each.healthy or each.exit_code == 0 for each in there)
+        return access if access and whole and not self.settings.asks_for(**traits(there)) else None
 
     def down(self, say: Say) -> None:
         self._need_engine()
@@ -225,6 +243,24 @@ class ComposeRuntime:
 
     def _failure_log(self) -> Path:
         return ROOT / ".lab" / "logs" / "compose-up.log"
+
+
+def traits(there: list[Container]) -> dict[str, Any]:
+    """Of a cluster whose head runs, what its settings were, by field; nothing of one that is down."""
+    head = next((each for each in there if each.service == "head" and each.running), None)
+    if head is None:
+        return {}
+    found: dict[str, Any] = {
+        "nodes": sum(each.service == "worker" for each in there),
+        "node_cpus": int(head.labels["lab.node-cpus"]),
+        "store": head.labels.get("lab.store", "minio"),
+        "dashboard_port": head.ports.get(DASHBOARD_INSIDE),
+    }
+    if found["store"] == "external":
+        found["s3_endpoint"] = head.labels["lab.s3-endpoint"]
+    for store in [each for each in there if each.service == "minio" and each.running]:
+        found["s3_port"] = store.ports.get(S3_INSIDE)
+    return found
 
 
 def port_taken(port: int) -> bool:

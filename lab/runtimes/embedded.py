@@ -1,6 +1,6 @@
 """The embedded runtime: one head and NODES workers as local processes, and SeaweedFS as the store.
 
-Ray listens on all interfaces whatever address it is given (shared/ray-facts.md), so the cluster is protected
+Ray listens on all interfaces whatever address it is given (measured on 2.60.0), so the cluster is protected
 by its token; the dashboard and the store listen on loopback alone.
 """
 
@@ -82,7 +82,7 @@ class EmbeddedRuntime:
     # The protocol
 
     def up(self, say: Say) -> Access:
-        """See `Runtime.up`. A cluster of another shape that is up is refused, not replaced."""
+        """See `Runtime.up`. One that is up is taken as it is; where another shape was asked for, that is refused."""
         require_host()
         check_together(self._settings)
         if self._settings.store == "external":
@@ -148,14 +148,15 @@ class EmbeddedRuntime:
     def _reuse(self, state: State) -> Access | None:
         if state.access is None or not state.alive:
             return None
-        wanted = (self._settings.nodes, self._settings.node_cpus)
-        if (state.access.nodes, state.access.node_cpus) != wanted:
+        other = self._settings.asks_for(nodes=state.access.nodes, node_cpus=state.access.node_cpus)
+        if other:
             raise UserError(
-                f"LAB_NODES={wanted[0]} and LAB_NODE_CPUS={wanted[1]} differ from the cluster that is up "
+                f"{' and '.join(f'{name}={value}' for name, value in other.items())} differs from the cluster that is up "
                 f"({state.access.nodes} nodes of {state.access.node_cpus} CPUs): run `make down` first."
             )
         external = self._settings.store == "external"
-        if external != (not state.store_ports) or (
+        given = "store" in self._settings.model_fields_set
+        if (given and external != (not state.store_ports)) or (
             external and state.access.node_store != self._external_endpoint()
         ):
             raise UserError(
@@ -166,7 +167,8 @@ class EmbeddedRuntime:
             found = cluster.nodes(state.access.dashboard, self._token())
         except EnvironmentBroken:
             return None
-        return state.access if self._missing(found) == "" else None
+        whole = missing_nodes(found, state.access.nodes, state.access.node_cpus) == ""
+        return state.access if whole else None
 
     def _start(self, say: Say) -> Access:
         begin = time.monotonic()
@@ -346,6 +348,7 @@ class _Start:
         env = {
             **_base_environment(),
             "HOME": str(self._scratch),
+            "TMPDIR": str(self._scratch),  # its own logs
             **self._marks(),
         }
         self._launch("store", [_weed(), *arguments], env)

@@ -1,4 +1,4 @@
-"""The training identity's least policy: one bucket, and what Ray Train does in it (shared/object-store.md)."""
+"""The training identity's least policy: one bucket, and what Ray Train does in it (measured)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The proof that a store works with these keys: a real put, get, list and delete, each with a short limit.
 
 Runs on the host with the `minio` package alone. Every failure is one sentence that names the setting to blame.
-A small GET or PUT tells keys, secrets and buckets apart; a HEAD does not (shared/object-store.md).
+A small GET or PUT tells keys, secrets and buckets apart; a HEAD does not (measured).
 """
 
 from __future__ import annotations

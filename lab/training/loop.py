@@ -166,7 +166,8 @@ class Training:
             if stop is not None and self.epoch > stop:
                 break
         if self.settings.late_report:
-            report(self.rank, {**metrics, "loss": metrics.get("loss", 0.0), "late": 1})
+            # a complete run that is resumed trains nothing: its last epoch is the saved history's
+            report(self.rank, {**(metrics or self.history[-1]), "late": 1})
         observe_rank(self.rank, self.seen())
 
     def do_epoch(self) -> dict[str, Any]:

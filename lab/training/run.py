@@ -116,7 +116,7 @@ def fit(
         keep, score, order: `CheckpointConfig`'s num_to_keep, score attribute and order.
         max_failures: restarts of the worker group.
         start_failures: how often the worker group may fail to start, each after RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S.
-        cpus_per_worker: logical CPUs per rank; also decides OMP threads, see ray-facts.
+        cpus_per_worker: logical CPUs per rank; also Ray's default for OMP threads (the floor of it, at least 1).
         torch_timeout_s: limit of each collective of torch.
         lab_state: checkpoints carry the lab's manifest; False for a training function with files of its own.
         trainer_options: handed to `TorchTrainer` as they are (`dataset_config`, ...).
@@ -132,7 +132,11 @@ def fit(
         say(f"deleted run {name} in {storage.location} (--fresh)")
     resumed = resume_point(storage, name, lab_state=lab_state)
     if resumed is not None:
-        say(f"resuming {name} at epoch {resumed}")
+        complete = resumed >= config.get("epochs", resumed + 1)
+        say(
+            f"resuming {name} at epoch {resumed}"
+            + (": it is complete, nothing is left to train" if complete else "")
+        )
     trainer = _LeanTrainer(
         train_fn,
         train_loop_config=dict(config),

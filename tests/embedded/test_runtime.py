@@ -150,6 +150,12 @@ def test_up_again_returns_what_is_up_at_once(lab: Lab) -> None:
     assert time.monotonic() - begin < 3
 
 
+def test_defaults_ask_for_nothing_that_is_not_up(lab: Lab) -> None:
+    plain = load_settings(lab.root / ".env")
+    assert (plain.nodes, plain.node_cpus, plain.store) != (NODES, NODE_CPUS, "seaweedfs")
+    assert EmbeddedRuntime(plain, lab.root).up(print) == lab.access
+
+
 @pytest.mark.parametrize(
     ("changes", "setting"), [({"nodes": 1}, "LAB_NODES=1"), ({"node_cpus": 2}, "LAB_NODE_CPUS=2")]
 )

@@ -28,11 +28,11 @@ def root(tmp_path: Path) -> Path:
 
 REFUSED: list[tuple[list[str], Mapping[str, str], tuple[str, ...]]] = [
     (["run", "frist-run"], {}, ("LESSON='frist-run'", "did you mean 'first-run'?")),
-    (["run", "first-run,zzz"], {}, ("LESSON='zzz'", "lab list")),
+    (["run", "first-run,zzz"], {}, ("LESSON='zzz'", "make list")),
     (["list", "multinode"], {}, ("LESSON='multinode'", "multi-node")),
     (["run", "first-run", "--workers", "0"], {}, ("LAB_WORKERS='0'", "greater than or equal to 1")),
     (["run", "first-run"], {"LAB_WORKERS": "-2"}, ("LAB_WORKERS='-2'", "greater than or equal to 1")),
-    (["run", "first-run", "--workers", "many"], {}, ("LAB_WORKERS='many'", "integer")),
+    (["run", "first-run", "--workers", "many"], {}, ("LAB_WORKERS='many'", "whole number")),
     (["run", "first-run", "--workers", "5"], {}, ("LAB_WORKERS=5", "have 4 CPUs", "need 5")),
     (["run", "multi-node", "--workers", "9"], {}, ("LAB_WORKERS=9", "have 8 CPUs", "need 9")),
     (["run", "multi-node", "--workers", "1"], {}, ("LAB_WORKERS=1", "2 nodes")),
@@ -78,13 +78,14 @@ REFUSED: list[tuple[list[str], Mapping[str, str], tuple[str, ...]]] = [
         ("LAB_RUNTIME=compose", "Docker", "LAB_RUNTIME=embedded"),
     ),
     (["up"], {"LAB_DASHBOARD_PORT": "70000"}, ("LAB_DASHBOARD_PORT='70000'", "65535")),
-    (["results", "no-such-run"], {}, ("RUN='no-such-run'", "lab results")),
+    (["results", "no-such-run"], {}, ("RUN='no-such-run'", "make results")),
     (["logs", "../.env"], {}, ("RUN='../.env'",)),
     (["checkpoints", "clean"], {}, ("NAME is missing", "--all")),
     (["checkpoints", "clean", "mine", "--all"], {}, ("--all", "NAME='mine'")),
     (["checkpoints", "clean", "--all", "--whole", "--yes"], {}, ("--whole", "by name")),
     (["checkpoints", "clean", "../x"], {}, ("NAME='../x'", "letters")),
     (["run"], {}, ("'lesson'", "lab --help")),
+    (["run", ""], {}, ("LESSON is missing", "make list")),
     (["rnu", "first-run"], {}, ("rnu", "lab --help")),
 ]
 

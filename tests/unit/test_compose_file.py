@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 from lab.errors import UserError
 from lab.runtimes import compose as runtime
+from lab.runtimes.choice import Choice, choose
 from lab.runtimes.compose import ComposeRuntime, port_taken
 from lab.runtimes.engine import Output, engine_problem, version_of
 from lab.runtimes.images import build_environment, certificate_bundle, pins
@@ -240,7 +241,7 @@ HEAD = Container(
     "running",
     "Up 3 minutes (healthy)",
     {8265: 18265},
-    {"lab.node-cpus": "3", "lab.s3-endpoint": "http://minio:9000"},
+    {"lab.node-cpus": "3", "lab.s3-endpoint": "http://minio:9000", "lab.store": "seaweedfs"},
 )
 STORE = Container("minio", "x-minio-1", "running", "Up 3 minutes (healthy)", {9000: 19000}, {})
 WORKER = Container("worker", "x-worker-1", "running", "Up 3 minutes (healthy)", {}, {})
@@ -264,6 +265,45 @@ class TestRuntime:
         assert access.dashboard == "http://127.0.0.1:18265"
         assert access.store == "http://127.0.0.1:19000"
         assert (access.nodes, access.node_cpus, access.shared_disk) == (2, 3, False)
+
+    def test_a_cluster_that_is_up_is_found_and_taken_as_it_is(
+        self, up: ComposeRuntime, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started: list[Settings] = []
+
+        def start(settings: Settings, *args: object, **kwargs: object) -> Output:
+            started.append(settings)
+            return Output(0, "", "")
+
+        monkeypatch.setattr(runtime, "obtain", lambda *args: None)
+        monkeypatch.setattr(runtime, "compose", start)
+        monkeypatch.setattr(ComposeRuntime, "_need_answer", lambda self, access: None)
+        monkeypatch.setattr("lab.runtimes.choice.engine_problem", lambda: None)
+        assert up.settings.store == "minio"
+        assert choose(up.settings) == Choice("compose", "its cluster is up")
+        assert up.up(print) == up.access()
+        assert started == []
+        ComposeRuntime(up.settings.model_copy(update={"nodes": 3})).up(print)
+        (asked,) = started
+        assert (asked.nodes, asked.node_cpus, asked.store) == (3, 3, "seaweedfs")
+        assert (asked.dashboard_port, asked.s3_port) == (18265, 19000)
+
+    def test_a_cluster_with_a_dead_worker_is_started_again_as_it_was(
+        self, up: ComposeRuntime, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dead = Container("worker", "x-worker-2", "exited", "Exited (137) 3 minutes ago", {}, {})
+        monkeypatch.setattr(runtime, "containers", lambda project: [BUCKET, HEAD, STORE, WORKER, dead])
+        started: list[Settings] = []
+
+        def start(settings: Settings, *args: object, **kwargs: object) -> Output:
+            started.append(settings)
+            return Output(0, "", "")
+
+        monkeypatch.setattr(runtime, "obtain", lambda *args: None)
+        monkeypatch.setattr(runtime, "compose", start)
+        monkeypatch.setattr(ComposeRuntime, "_need_answer", lambda self, access: None)
+        up.up(print)
+        assert [(each.nodes, each.store) for each in started] == [(2, "seaweedfs")]
 
     def test_no_access_while_the_head_is_not_healthy(
         self, up: ComposeRuntime, monkeypatch: pytest.MonkeyPatch

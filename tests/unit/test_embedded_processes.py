@@ -210,7 +210,7 @@ def test_the_lock_is_held_by_one_and_waiting_has_a_limit(tmp_path: Path) -> None
     holder = threading.Thread(target=hold)
     holder.start()
     assert held.wait(5)
-    with pytest.raises(UserError, match="another `lab up`"), _state.locked(path, limit_s=0.3):
+    with pytest.raises(UserError, match="another `make up`"), _state.locked(path, limit_s=0.3):
         raise AssertionError("the lock was given twice")
     done.set()
     holder.join(5)

@@ -14,7 +14,7 @@ from pyarrow.fs import LocalFileSystem
 from lab.errors import UserError
 from lab.leftovers import MARKER, SNAPSHOT, NoUploads, Upload, find, remove
 from lab.observe.alive import Alive, run_of
-from lab.observe.checkpoints import clean_if_clear, clean_run, delete_whole
+from lab.observe.checkpoints import clean_if_clear, clean_run, delete_whole, listed
 from lab.storage import Location, Storage
 
 RUN = "mine"
@@ -103,6 +103,11 @@ def test_showing_deletes_nothing_and_a_live_run_is_left_alone(tmp_path: Path) ->
     assert storage.files(RUN)
     assert delete_whole(storage, RUN, NOBODY, delete=True)["deleted"]
     assert not storage.files(RUN)
+
+
+def test_a_run_s_checkpoints_are_its_folders_and_not_the_snapshot(tmp_path: Path) -> None:
+    storage = a_run(tmp_path, ["checkpoint_a"], ["checkpoint_a", "checkpoint_lost"])
+    assert listed(storage)[RUN]["checkpoints"] == ["checkpoint_a", "checkpoint_lost"]
 
 
 def test_a_folder_that_is_no_run_has_no_leftovers(tmp_path: Path) -> None:

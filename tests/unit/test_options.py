@@ -66,7 +66,7 @@ def test_own_options_are_read(words: list[str], values: dict[str, object]) -> No
     ("words", "sentence"),
     [
         (["--epoch", "3"], "'--epoch' is not an option of lesson sample: did you mean --epochs?"),
-        (["--zzz"], "'--zzz' is not an option of lesson sample: see `lab list sample`."),
+        (["--zzz"], "'--zzz' is not an option of lesson sample: see `make list LESSON=sample`."),
         (["stray"], "'stray' is not an option of lesson sample"),
         (["epochs", "3"], "'epochs' is not an option of lesson sample"),
         (["--epochs"], "--epochs needs a value."),

@@ -70,7 +70,7 @@ def test_a_lesson_is_complete(lesson: Lesson) -> None:
         ("frist-run", "did you mean 'first-run'?"),
         ("first_run", "did you mean 'first-run'?"),
         ("Multi-Node", "did you mean 'multi-node'?"),
-        ("zzz", "see `lab list`."),
+        ("zzz", "see `make list`."),
     ],
 )
 def test_an_unknown_lesson_suggests_the_nearest(asked: str, hint: str) -> None:

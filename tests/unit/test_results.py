@@ -10,7 +10,7 @@ import pytest
 
 from lab.errors import UserError
 from lab.lessons.contract import Judged, LessonResult, Verdict
-from lab.report.results import SCHEMA, find_result, read_results, result_folder, write_result
+from lab.report.results import SCHEMA, find_results, read_results, result_folder, write_result
 
 
 def result(run: str, *verdicts: Verdict) -> LessonResult:
@@ -40,7 +40,8 @@ def test_a_result_is_written_and_found_again(tmp_path: Path) -> None:
         write_result(folder, result(run, "holds"), {"loss": loss})
         os.utime(folder / "result.json", (age, age))
     assert [found["run"] for found in read_results(tmp_path)] == ["old", "mine", "mine"]
-    newest = find_result(tmp_path, "mine")
+    newest = find_results(tmp_path, "mine")[-1]
+    assert find_results(tmp_path, "mine.2") == [newest]
     assert newest["schema"] == SCHEMA == LessonResult.schema
     assert newest["holds"] is True
     assert newest["folder"] == str(tmp_path / "results" / "sample" / "mine.2")
@@ -54,13 +55,13 @@ def test_a_damaged_result_hides_no_other(tmp_path: Path) -> None:
     left_out: list[Path] = []
     assert [found["run"] for found in read_results(tmp_path, left_out.append)] == ["good"]
     assert len(left_out) == 4
-    assert find_result(tmp_path, "good")["holds"]
+    assert find_results(tmp_path, "good")[-1]["holds"]
 
 
 def test_an_unknown_run_is_a_user_error(tmp_path: Path) -> None:
     assert read_results(tmp_path) == []
     with pytest.raises(UserError, match=r"^RUN='mine' has no result"):
-        find_result(tmp_path, "mine")
+        find_results(tmp_path, "mine")[-1]
 
 
 @pytest.mark.parametrize(
