@@ -13,7 +13,10 @@ from lab.lessons import lessons
 from lab.report.docs import BEGIN, END, measured_block, newest, publish, rewrite
 from lab.settings import CHECKOUT, ROOT
 
-PAGES = [CHECKOUT / "README.md", *(CHECKOUT / "docs" / f"{name}.md" for name in ("index", *lessons()))]
+PAGES = [
+    CHECKOUT / "README.md",
+    *(CHECKOUT / "docs" / f"{name}.md" for name in ("index", "pitfalls", *lessons())),
+]
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -127,3 +130,23 @@ def test_every_image_of_a_page_is_there(page: Path) -> None:
     shown = re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
     names = re.findall(r"!\[[^]]*\]\(([^)]+)\)", shown)
     assert [name for name in names if not (page.parent / name).is_file()] == []
+
+
+def test_every_pitfall_that_is_named_has_its_row() -> None:
+    rows = re.findall(r"^\| ([SCDFK]\d+) \|", (CHECKOUT / "docs" / "pitfalls.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    files = [*PAGES, *(CHECKOUT / "lab").rglob("*.py"), CHECKOUT / "docker-compose.yml"]
+    named = {
+        name
+        for file in files
+        for found in re.findall(r"pitfalls?\s+((?:[SCDFK]\d+(?:,\s*|\s+and\s+)?)+)", file.read_text())
+        for name in re.findall(r"[SCDFK]\d+", found)
+    }
+    assert named
+    assert named <= set(rows)
+
+
+def test_every_page_that_is_linked_is_there() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
