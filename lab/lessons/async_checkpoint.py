@@ -327,5 +327,5 @@ LESSON = Lesson(
     ),
     measurements=_measurements,
     figures=_figures,
-    seconds=(55, 110),
+    seconds=(50, 75),
 )

@@ -259,5 +259,5 @@ LESSON = Lesson(
     ),
     measurements=_measurements,
     figures=_figures,
-    seconds=(55, 150),
+    seconds=(50, 120),
 )

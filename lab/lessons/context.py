@@ -201,5 +201,5 @@ LESSON = Lesson(
     ),
     measurements=_measurements,
     figures=_figures,
-    seconds=(30, 60),
+    seconds=(30, 40),
 )

@@ -398,5 +398,5 @@ LESSON = Lesson(
     ),
     measurements=_measurements,
     figures=_figures,
-    seconds=(55, 100),
+    seconds=(55, 90),
 )

@@ -227,5 +227,5 @@ LESSON = Lesson(
     ),
     measurements=_measurements,
     figures=_figures,
-    seconds=(25, 55),
+    seconds=(25, 60),
 )

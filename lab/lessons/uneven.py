@@ -192,5 +192,5 @@ LESSON = Lesson(
     ),
     measurements=_measurements,
     figures=_figures,
-    seconds=(35, 80),
+    seconds=(35, 75),
 )
