@@ -279,6 +279,7 @@ class TestRuntime:
         monkeypatch.setattr(runtime, "compose", start)
         monkeypatch.setattr(ComposeRuntime, "_need_answer", lambda self, access: None)
         monkeypatch.setattr("lab.runtimes.choice.engine_problem", lambda: None)
+        monkeypatch.setattr("lab.runtimes.embedded.EmbeddedRuntime.access", lambda self: None)
         assert up.settings.store == "minio"
         assert choose(up.settings) == Choice("compose", "its cluster is up")
         assert up.up(print) == up.access()

@@ -7,9 +7,18 @@ import socket
 import pytest
 
 from lab.doctor import examine
-from lab.runtimes.choice import make_runtime
 from lab.runtimes.compose import ComposeRuntime
-from lab.settings import Settings, load_settings
+from lab.runtimes.embedded import EmbeddedRuntime
+from lab.settings import DEFAULT_PORTS, Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever cluster the session shares by now, on ports of its own."""
+    for name in DEFAULT_PORTS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(EmbeddedRuntime, "access", lambda self: None)
+    monkeypatch.setattr(ComposeRuntime, "access", lambda self: None)
 
 
 @pytest.fixture
@@ -18,12 +27,12 @@ def settings() -> Settings:
 
 
 def said(settings: Settings, name: str) -> list[tuple[str, str]]:
-    checks = examine(settings, make_runtime("embedded", settings))
+    checks = examine(settings, EmbeddedRuntime(settings))
     return [(check.level, check.text) for check in checks if check.name == name]
 
 
 def test_without_a_cluster_the_host_is_looked_at(settings: Settings) -> None:
-    checks = list(examine(settings, make_runtime("embedded", settings)))
+    checks = list(examine(settings, EmbeddedRuntime(settings)))
     assert {"python", "secrets", "engine", "cluster", "ports", "cpus", "shm"} <= {
         each.name for each in checks
     }
@@ -44,10 +53,7 @@ def test_a_port_that_is_taken_is_a_fault_with_its_setting(settings: Settings) ->
     ]
 
 
-def test_containers_need_both_ports_and_an_external_store_one(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ComposeRuntime, "access", lambda self: None)
+def test_containers_need_both_ports_and_an_external_store_one(settings: Settings) -> None:
     for store, count in (("minio", 2), ("external", 1)):
         runtime = ComposeRuntime(settings)
         checks = examine(settings.model_copy(update={"store": store}), runtime)
