@@ -154,8 +154,10 @@ class _RunCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The command's help, and below it the own options of the lesson that was named."""
         super().format_help(ctx, formatter)
-        for name in [word for word in ctx.meta["words"] if word in lessons()][:1]:
-            _describe_options(find(name))
+        known = lessons()
+        named = next((known[word] for word in ctx.meta["words"] if word in known), None)
+        if named:
+            _describe_options(named)
 
 
 @app.command(cls=_RunCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -222,10 +224,11 @@ def run(
                 continue
             results.append(asdict(result) | {"holds": result.holds})
             say(f"{item.name}: {_verdict(result)} ({result.seconds:.0f} s)")
-            for broken_on_purpose in [each for each in item.breaks if each.name == broken]:
+            if broken:
+                done = next(each for each in item.breaks if each.name == broken)
                 say(
-                    f"{item.name}: {broken} was broken on purpose ({broken_on_purpose.what}); the claims that must then "
-                    f"fail: {', '.join(broken_on_purpose.fails)}"
+                    f"{item.name}: {broken} was broken on purpose ({done.what}); the claims that must then fail: "
+                    f"{', '.join(done.fails)}"
                 )
     print_claims(console, results)
     for found in results:
@@ -369,15 +372,17 @@ def logs(
         path = found[-1]
     say(f"log: {path}")
     lines = path.read_text(errors="replace").splitlines()
-    ranks = sorted({int(match[1]) for text in lines if (match := re.search(r"\[rank (\d+)/", text))})
-    if rank is not None and rank not in ranks:
-        there = f"ranks {', '.join(map(str, ranks))}" if ranks else "no rank's"
-        raise UserError(f"RANK={rank} has no line in {path}: it has {there}.")
+    if rank is not None:
+        by_rank = {text: int(match[1]) for text in lines if (match := re.search(r"\[rank (\d+)/", text))}
+        ranks = sorted(set(by_rank.values()))
+        if rank not in ranks:
+            there = f"ranks {', '.join(map(str, ranks))}" if ranks else "no rank's"
+            raise UserError(f"RANK={rank} has no line in {path}: it has {there}.")
+        lines = [text for text in lines if by_rank.get(text) == rank]
     for text in lines:
         shown = text if everything else visible(text)
-        if shown is None or (rank is not None and not re.search(rf"\[rank {rank}/", text)):
-            continue
-        say(shown)
+        if shown is not None:
+            say(shown)
 
 
 def _storage_job(storage: str | None, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from lab.jobs import JobsClient, run_job
 from lab.runtimes.compose import port_taken
 from lab.runtimes.engine import engine_problem
 from lab.runtimes.protocol import Access, Runtime
-from lab.settings import DEFAULT_PORTS, ROOT, Settings, readable_by_others
+from lab.settings import ROOT, Settings, readable_by_others
 from lab.store.probe import probe
 
 Level = Literal["ok", "warning", "fault"]
@@ -84,11 +84,7 @@ def _engine(runtime: Runtime) -> Check:
 
 def _ports(settings: Settings, runtime: Runtime) -> Iterator[Check]:
     """Of a cluster to come."""
-    asked = {
-        name: port
-        for name, port in settings.ports().items()
-        if runtime.name == "compose" or port != DEFAULT_PORTS[name]
-    }
+    asked = settings.ports() if runtime.name == "compose" else settings.chosen_ports()
     for name, port in asked.items():
         if port_taken(port):
             yield Check("ports", "fault", f"{name}={port} is taken on 127.0.0.1: set another port")

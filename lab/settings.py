@@ -27,7 +27,7 @@ RuntimeName = Literal["auto", "embedded", "compose"]
 StoreName = Literal["minio", "seaweedfs", "external"]
 
 DEFAULT_PORTS = {"LAB_DASHBOARD_PORT": 8265, "LAB_S3_PORT": 9000}
-"""The containers' ports on the host. The embedded runtime takes any free port in place of a default."""
+"""The containers' ports on the host, by setting."""
 
 MIN_SECRET = 8
 MAX_SECRET = 40
@@ -152,10 +152,12 @@ class Settings(BaseSettings):
 
     def ports(self) -> dict[str, int]:
         """The ports on the host's loopback that a cluster opens, by setting."""
-        ports = {"LAB_DASHBOARD_PORT": self.dashboard_port, "LAB_S3_PORT": self.s3_port}
-        return {
-            name: port for name, port in ports.items() if name != "LAB_S3_PORT" or self.store != "external"
-        }
+        store = {} if self.store == "external" else {"LAB_S3_PORT": self.s3_port}
+        return {"LAB_DASHBOARD_PORT": self.dashboard_port, **store}
+
+    def chosen_ports(self) -> dict[str, int]:
+        """Of `ports`, those that are no default: the embedded runtime takes any free port in place of a default."""
+        return {name: port for name, port in self.ports().items() if port != DEFAULT_PORTS[name]}
 
     def store_access(self, endpoint: str) -> StoreAccess:
         """The training identity at `endpoint` (the nodes' or the host's view of the store)."""
@@ -268,9 +270,10 @@ def load_settings(env_file: Path | None = None, **overrides: Any) -> Settings:
     make_env_file(path)
     try:
         _check_lines(path)
-        _check_knobs(path)
+        written = dotenv_values(path)
+        _check_knobs({*written, *os.environ})
         # the project from this file alone: one exported for another checkout would aim `down` and `clean-data` at it
-        own = {key: value for key, value in dotenv_values(path).items() if key == "COMPOSE_PROJECT_NAME"}
+        own = {key: value for key, value in written.items() if key == "COMPOSE_PROJECT_NAME"}
         base = Settings(_env_file=path, **own)  # type: ignore[arg-type,call-arg]
         given = {key: value for key, value in overrides.items() if value is not None}
         if not given:
@@ -298,14 +301,14 @@ def _check_lines(path: Path) -> None:
                 )
 
 
-def _check_knobs(path: Path) -> None:
+def _check_knobs(names: set[str]) -> None:
     """Refuse a misspelt knob, which would otherwise have no effect at all.
 
     Raises:
-        UserError: a name of the file or the environment that is no knob, but nearly one.
+        UserError: one of the names, those of the file and the environment, is no knob, but nearly one.
     """
     knobs = [alias for field in Settings.model_fields.values() if (alias := _alias(field)).startswith("LAB_")]
-    for name in sorted({*dotenv_values(path), *os.environ} - {*knobs}):
+    for name in sorted(names - {*knobs}):
         near = difflib.get_close_matches(name, knobs, n=1, cutoff=0.85) if name.startswith("LAB_") else []
         if near:
             raise UserError(f"{name} is set, but the lab has no such knob: did you mean {near[0]}?")

@@ -76,7 +76,7 @@ class ComposeRuntime:
 
     def _as_it_is(self, there: list[Container]) -> Access | None:
         """A cluster that is up, whole, and that no setting asks to be otherwise."""
-        access = self.access()
+        access = self._access(there)
         whole = all(each.healthy or each.exit_code == 0 for each in there)
         return access if access and whole and not self.settings.asks_for(**traits(there)) else None
 
@@ -107,13 +107,13 @@ class ComposeRuntime:
 
     def access(self) -> Access | None:
         """As the protocol says; also None when no engine answers, for then no cluster is up either."""
-        if engine_problem() is not None:
+        return self._access(self._containers()) if engine_problem() is None else None
+
+    def _access(self, there: list[Container]) -> Access | None:
+        head = _running(there, "head")
+        if head is None or not head.healthy or DASHBOARD_INSIDE not in head.ports:
             return None
-        running = [each for each in self._containers() if each.running]
-        head = next((each for each in running if each.service == "head" and each.healthy), None)
-        if head is None or DASHBOARD_INSIDE not in head.ports:
-            return None
-        store = next((each for each in running if each.service == "minio"), None)
+        store = _running(there, "minio")
         node_store = head.labels.get("lab.s3-endpoint", NODE_STORE)
         if store is not None and S3_INSIDE in store.ports:
             from_host = f"http://127.0.0.1:{store.ports[S3_INSIDE]}"
@@ -125,7 +125,7 @@ class ComposeRuntime:
             node_store=node_store,
             local_root=LOCAL_ROOT,
             shared_disk=False,
-            nodes=sum(each.service == "worker" for each in running),
+            nodes=sum(each.service == "worker" and each.running for each in there),
             node_cpus=int(head.labels.get("lab.node-cpus", self.settings.node_cpus)),
         )
 
@@ -245,9 +245,14 @@ class ComposeRuntime:
         return ROOT / ".lab" / "logs" / "compose-up.log"
 
 
+def _running(there: list[Container], service: str) -> Container | None:
+    """The one running container of a service that has no more than one."""
+    return next((each for each in there if each.service == service and each.running), None)
+
+
 def traits(there: list[Container]) -> dict[str, Any]:
     """Of a cluster whose head runs, what its settings were, by field; nothing of one that is down."""
-    head = next((each for each in there if each.service == "head" and each.running), None)
+    head, store = _running(there, "head"), _running(there, "minio")
     if head is None:
         return {}
     found: dict[str, Any] = {
@@ -258,7 +263,7 @@ def traits(there: list[Container]) -> dict[str, Any]:
     }
     if found["store"] == "external":
         found["s3_endpoint"] = head.labels["lab.s3-endpoint"]
-    for store in [each for each in there if each.service == "minio" and each.running]:
+    if store is not None:
         found["s3_port"] = store.ports.get(S3_INSIDE)
     return found
 

@@ -28,7 +28,7 @@ from lab.runtimes import _namespaces, _processes, _state
 from lab.runtimes._processes import MARKER, Record
 from lab.runtimes._state import State
 from lab.runtimes.protocol import Access, Part, Say
-from lab.settings import DEFAULT_PORTS, ROOT, Settings, StoreAccess, check_store, check_together
+from lab.settings import ROOT, Settings, StoreAccess, check_together
 from lab.storage import check_endpoint
 from lab.store import probe, seaweedfs
 
@@ -86,7 +86,7 @@ class EmbeddedRuntime:
         require_host()
         check_together(self._settings)
         if self._settings.store == "external":
-            self._external_endpoint()
+            _external_endpoint(self._settings)
         with _state.locked(self._lock_file):
             state = _state.load(self._state_file)
             if state is not None:
@@ -157,7 +157,7 @@ class EmbeddedRuntime:
         external = self._settings.store == "external"
         given = "store" in self._settings.model_fields_set
         if (given and external != (not state.store_ports)) or (
-            external and state.access.node_store != self._external_endpoint()
+            external and state.access.node_store != _external_endpoint(self._settings)
         ):
             raise UserError(
                 f"LAB_STORE={self._settings.store} is not the store of the cluster that is up "
@@ -195,14 +195,8 @@ class EmbeddedRuntime:
         )
         return access
 
-    def _missing(self, found: list[cluster.Node]) -> str:
-        return missing_nodes(found, self._settings.nodes, self._settings.node_cpus)
-
     def _token(self) -> str:
         return self._settings.ray_auth_token.get_secret_value()
-
-    def _external_endpoint(self) -> str:
-        return _external_endpoint(self._settings)
 
     # Down
 
@@ -322,9 +316,9 @@ class _Start:
         if self._settings.store == "minio":
             say("embedded: SeaweedFS stands in for MinIO as the store")
         numbers = dict(zip(seaweedfs.Ports.names(), free, strict=True))
-        if self._settings.s3_port != DEFAULT_PORTS["LAB_S3_PORT"]:
-            _require_port(self._settings.s3_port, "LAB_S3_PORT")
-            numbers["s3"] = self._settings.s3_port
+        if port := self._settings.chosen_ports().get("LAB_S3_PORT"):
+            _require_port(port, "LAB_S3_PORT")
+            numbers["s3"] = port
         ports = seaweedfs.Ports(**numbers)
         data = self._storage / "s3"
         data.mkdir(parents=True, exist_ok=True)
@@ -393,10 +387,9 @@ class _Start:
 
     def _dashboard_port(self) -> int:
         """The port that was asked for, or 0 for any: the default is the containers' and may be in use by them."""
-        port = self._settings.dashboard_port
-        if port == DEFAULT_PORTS["LAB_DASHBOARD_PORT"]:
-            return 0
-        _require_port(port, "LAB_DASHBOARD_PORT")
+        port = self._settings.chosen_ports().get("LAB_DASHBOARD_PORT", 0)
+        if port:
+            _require_port(port, "LAB_DASHBOARD_PORT")
         return port
 
     def _node_environment(self, endpoint: str) -> dict[str, str]:
@@ -547,7 +540,7 @@ def _weed() -> str:
 
 
 def _external_endpoint(settings: Settings) -> str:
-    check_store(settings)
+    """The nodes' endpoint of a store of the user's own; that there is one, `check_together` has seen to."""
     return check_endpoint(settings.s3_endpoint or "")
 
 

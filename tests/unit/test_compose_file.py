@@ -255,6 +255,20 @@ class TestRuntime:
         monkeypatch.setattr(runtime, "containers", lambda project: [BUCKET, HEAD, STORE, WORKER, WORKER])
         return ComposeRuntime(settings)
 
+    @pytest.fixture
+    def started(self, monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+        """The settings with which Compose was called, in place of the calls."""
+        calls: list[Settings] = []
+
+        def start(settings: Settings, *args: object, **kwargs: object) -> Output:
+            calls.append(settings)
+            return Output(0, "", "")
+
+        monkeypatch.setattr(runtime, "obtain", lambda *args: None)
+        monkeypatch.setattr(runtime, "compose", start)
+        monkeypatch.setattr(ComposeRuntime, "_need_answer", lambda self, access: None)
+        return calls
+
     def test_is_a_runtime(self, settings: Settings) -> None:
         one: Runtime = ComposeRuntime(settings)
         assert one.verbs == {"up", "down", "status", "submit"}
@@ -267,17 +281,8 @@ class TestRuntime:
         assert (access.nodes, access.node_cpus, access.shared_disk) == (2, 3, False)
 
     def test_a_cluster_that_is_up_is_found_and_taken_as_it_is(
-        self, up: ComposeRuntime, monkeypatch: pytest.MonkeyPatch
+        self, up: ComposeRuntime, started: list[Settings], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        started: list[Settings] = []
-
-        def start(settings: Settings, *args: object, **kwargs: object) -> Output:
-            started.append(settings)
-            return Output(0, "", "")
-
-        monkeypatch.setattr(runtime, "obtain", lambda *args: None)
-        monkeypatch.setattr(runtime, "compose", start)
-        monkeypatch.setattr(ComposeRuntime, "_need_answer", lambda self, access: None)
         monkeypatch.setattr("lab.runtimes.choice.engine_problem", lambda: None)
         monkeypatch.setattr("lab.runtimes.embedded.EmbeddedRuntime.access", lambda self: None)
         assert up.settings.store == "minio"
@@ -290,19 +295,10 @@ class TestRuntime:
         assert (asked.dashboard_port, asked.s3_port) == (18265, 19000)
 
     def test_a_cluster_with_a_dead_worker_is_started_again_as_it_was(
-        self, up: ComposeRuntime, monkeypatch: pytest.MonkeyPatch
+        self, up: ComposeRuntime, started: list[Settings], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dead = Container("worker", "x-worker-2", "exited", "Exited (137) 3 minutes ago", {}, {})
         monkeypatch.setattr(runtime, "containers", lambda project: [BUCKET, HEAD, STORE, WORKER, dead])
-        started: list[Settings] = []
-
-        def start(settings: Settings, *args: object, **kwargs: object) -> Output:
-            started.append(settings)
-            return Output(0, "", "")
-
-        monkeypatch.setattr(runtime, "obtain", lambda *args: None)
-        monkeypatch.setattr(runtime, "compose", start)
-        monkeypatch.setattr(ComposeRuntime, "_need_answer", lambda self, access: None)
         up.up(print)
         assert [(each.nodes, each.store) for each in started] == [(2, "seaweedfs")]
 
