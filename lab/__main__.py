@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def _interrupted(number: int, frame: object) -> None:
     os.write(2, b"interrupted.\n")
@@ -13,11 +15,17 @@ def _interrupted(number: int, frame: object) -> None:
 
 def main() -> None:
     """Import the command and run it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, _interrupted)
     from lab.cli import main as run
 
-    run()
+    try:
+        run()
+    finally:
+        # The command has answered. Python ends with its handlers taken back, and a Ctrl-C then would
+        # change the exit code of what is done.
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

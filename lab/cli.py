@@ -552,10 +552,10 @@ def diagnose() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; every error is one sentence and an exit code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
         code = app(args=arguments, standalone_mode=False)
         if code == errors.INTERRUPTED:  # typer's own answer to a Ctrl-C, without a word
             raise KeyboardInterrupt

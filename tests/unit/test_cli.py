@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -222,16 +223,32 @@ def _catches(process: subprocess.Popen[str], number: signal.Signals) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
+@pytest.fixture
+def silent_store() -> Iterator[str]:
+    """An endpoint that takes every connection and answers none: a command that asks it is at work for seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc when the command listens")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("later_s", [0.0, 0.15, 0.3])
 def test_an_interrupted_command_says_so_from_its_first_moment_on(
-    root: Path, number: signal.Signals, later_s: float
+    root: Path, number: signal.Signals, later_s: float, silent_store: str
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "lab", "doctor"],
+        [sys.executable, "-m", "lab", "up"],
         cwd=root,
-        env={**os.environ, "LAB_ROOT": str(root), "PYTHONPATH": str(CHECKOUT)},
+        env={
+            **os.environ,
+            "LAB_ROOT": str(root),
+            "PYTHONPATH": str(CHECKOUT),
+            "LAB_RUNTIME": "embedded",
+            "LAB_STORE": "external",
+            "S3_ENDPOINT": silent_store,
+            "S3_ACCESS_KEY_ID": "training",
+            "S3_SECRET_ACCESS_KEY": "not-asked-for",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -245,6 +262,23 @@ def test_an_interrupted_command_says_so_from_its_first_moment_on(
         _, said = process.communicate(timeout=20)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert "interrupted." in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_after_the_answer_changes_nothing(root: Path, number: signal.Signals) -> None:
+    """Python's own end takes tens of milliseconds: a signal in it killed the process (-2) after a whole answer."""
+    program = f"import atexit, os, lab.__main__; atexit.register(os.kill, os.getpid(), {number.value}); lab.__main__.main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "status"],
+        cwd=root,
+        env={**os.environ, "LAB_ROOT": str(root), "PYTHONPATH": str(CHECKOUT), "LAB_RUNTIME": "embedded"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "nothing is up" in ended.stdout
