@@ -310,5 +310,5 @@ LESSON = Lesson(
     ),
     measurements=_measurements,
     figures=_figures,
-    seconds=(60, 95),
+    seconds=(45, 80),
 )

@@ -76,26 +76,32 @@ def observe(job: Job) -> dict[str, Any]:
             say(f"1. every rank reports one folder {reports} times")
             return run.fit("folder", one_folder_for_all, config, keep=KEEP if careful else None)
 
+        def crowd_asked_for() -> dict[str, Any]:
+            say(f"3. {asked} ranks on {have} CPUs")
+            return run.fit("crowd", never_starts, {}, workers=asked)
+
+        # of two programs side by side one mostly waits: for Ray's poll, or for CPUs that there are not
+        room = have >= 2 * job.workers
         say("as typed, at Ray's own poll interval")
-        # the first program mostly waits; the crowd waits for CPUs that there are not
-        with (
-            environment(POLL, None),
-            environment(START_TIMEOUT, str(START_TIMEOUT_S)),
-            ThreadPoolExecutor(1) as beside,
-        ):
+        with environment(POLL, None), ThreadPoolExecutor(1) as beside:
             waiting = beside.submit(one_folder_reported)
-            if have < 2 * job.workers:
+            if not room:
                 waiting.result()
             say("2. reports without a checkpoint; a shard without a name")
             numbers = run.fit("numbers", working if careful else numbers_alone, {"reports": 2}, rows=rows)
             one_folder = waiting.result()
-            say(f"3. {asked} ranks on {have} CPUs")
-            crowd = run.fit("crowd", never_starts, {}, workers=asked)
-        say("4. a version that works")
-        with environment(POLL, str(POLL_INTERVAL_S)), ThreadPoolExecutor(1) as beside:
+        with (
+            environment(POLL, str(POLL_INTERVAL_S)),
+            environment(START_TIMEOUT, str(START_TIMEOUT_S)),
+            ThreadPoolExecutor(2) as beside,
+        ):
+            waiting = beside.submit(crowd_asked_for)
+            if not room:
+                waiting.result()
             imports = beside.submit(without_default)
+            say("4. a version that works")
             works = run.fit("working", working, {"reports": reports}, rows=rows, keep=KEEP)
-            train_extra = imports.result()
+            crowd, train_extra = waiting.result(), imports.result()
     finally:
         shutil.rmtree(own)
     return {

@@ -25,7 +25,8 @@ LINE = "LAB| "
 
 def say(line: str) -> None:
     """Say one line to the user who watches the job."""
-    print(f"{LINE}{line}", flush=True)
+    # the line's end with the line: of two threads' lines print() would write the ends afterwards
+    print(f"{LINE}{line}\n", end="", flush=True)
 
 
 @dataclass(frozen=True)

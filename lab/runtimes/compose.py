@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import EnvironmentBroken, LabError, UserError
-from lab.runtimes.engine import ANSWER_S, call, engine_problem
+from lab.runtimes.engine import ANSWER_S, Output, call, engine_problem
 from lab.runtimes.images import digests, images_missing, images_problem, obtain
 from lab.runtimes.project import FILE, NODE_STORE, SOURCE, Container, compose, containers, environment
 from lab.runtimes.protocol import Access, Part, Say
@@ -21,7 +21,9 @@ __all__ = ["ComposeRuntime", "engine_problem", "images_missing", "images_problem
 UP_S = 300
 """Seconds for everything to be healthy."""
 DOWN_S = 120
-"""Seconds for everything to end: a node may take 40 (`stop_grace_period`)."""
+"""Seconds for everything to end, on an engine that is busy."""
+NODES_PATIENCE_S = 2
+"""Seconds that `down` gives the nodes, as the embedded runtime does."""
 LOCAL_ROOT = "/lab/storage"
 DASHBOARD_INSIDE = 8265
 S3_INSIDE = 9000
@@ -84,26 +86,23 @@ class ComposeRuntime:
         self._need_engine()
         if not self._containers() and not self._networks():
             return
-        # The base file alone: it knows every service and network, whatever store was chosen at the start.
-        output = call(
-            [
-                "compose",
-                "--project-directory",
-                str(SOURCE),
-                "--file",
-                str(SOURCE / FILE),
-                "down",
-                "--remove-orphans",
-            ],
-            limit_s=DOWN_S,
-            environ=environment(self.settings.model_copy(update={"store": "minio", "s3_endpoint": None})),
-        )
+        # All of a cluster's nodes go: draining them, which `stop_grace_period` has time for, would save nothing.
+        self._of_base("stop", "--timeout", str(NODES_PATIENCE_S), "worker", "head")
+        output = self._of_base("down", "--remove-orphans")
         left = [each.name for each in self._containers()] + self._networks()
         if left or not output.ok:
             raise EnvironmentBroken(
                 f"stopping left {', '.join(left) or 'something'} behind ({output.last_line}): "
                 f"run `docker compose -p {self.settings.project} down` and see what it says."
             )
+
+    def _of_base(self, *arguments: str) -> Output:
+        """Compose with the base file alone: it knows every service and network, whatever store was chosen at the start."""
+        return call(
+            ["compose", "--project-directory", str(SOURCE), "--file", str(SOURCE / FILE), *arguments],
+            limit_s=DOWN_S,
+            environ=environment(self.settings.model_copy(update={"store": "minio", "s3_endpoint": None})),
+        )
 
     def access(self) -> Access | None:
         """As the protocol says; also None when no engine answers, for then no cluster is up either."""

@@ -381,6 +381,29 @@ class TestRuntime:
         assert len(downs) == 1
         assert "closed: do this" in one.diagnose()
 
+    def test_down_does_not_wait_for_nodes_that_drain(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        state, calls = [HEAD, WORKER, STORE], list[list[str]]()
+
+        def docker(arguments: list[str], **kwargs: object) -> Output:
+            calls.append(arguments)
+            if "down" in arguments:
+                state.clear()
+            return Output(0, "", "")
+
+        monkeypatch.setattr(runtime, "engine_problem", lambda: None)
+        monkeypatch.setattr(runtime, "containers", lambda project: list(state))
+        monkeypatch.setattr(runtime, "call", docker)
+        one = ComposeRuntime(settings)
+        one.down(lambda line: None)
+        tails = [
+            each[each.index(str(runtime.SOURCE / runtime.FILE)) + 1 :]
+            for each in calls
+            if each[0] == "compose"
+        ]
+        assert tails == [["stop", "--timeout", "2", "worker", "head"], ["down", "--remove-orphans"]]
+
     def test_an_interrupt_takes_down_what_was_begun(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
