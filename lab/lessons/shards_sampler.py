@@ -44,6 +44,7 @@ _BATCHES = {"batch_sampler": "BatchSampler", "batch_size": 8}
 
 BEFORE: dict[str, dict[str, Any]] = {
     "plain": {"sampler": "RandomSampler", **_BATCHES, **_OPTIONS},
+    "weighted sampler": {"sampler": "WeightedRandomSampler", **_BATCHES, **_NOTHING},
     "batch sampler": {
         "sampler": "SequentialSampler",
         "batch_sampler": "OwnBatches",
@@ -52,7 +53,7 @@ BEFORE: dict[str, dict[str, Any]] = {
     },
     "own DistributedSampler": {"sampler": "DistributedSampler", **_BATCHES, **_OPTIONS},
 }
-"""Three loaders as a user writes them."""
+"""Four loaders as a user writes them."""
 
 CHANGED: dict[str, dict[str, Any]] = {
     "plain": {
@@ -61,6 +62,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "prefetch_factor": 2,
         "multiprocessing_context": None,
     },
+    "weighted sampler": {"sampler": "DistributedSampler"},
     "batch sampler": {"sampler": "DistributedSampler", "batch_sampler": None},
     "own DistributedSampler": {},
 }

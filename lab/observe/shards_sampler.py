@@ -11,7 +11,14 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from lab.observe.job import Job, say
 from lab.observe.training import outcome_json
@@ -164,10 +171,11 @@ def _own_init(worker: int) -> None:
 
 
 def settings_table() -> dict[str, dict[str, Any]]:
-    """A loader's settings before and after `prepare_data_loader`, for the three ways to write one.
+    """A loader's settings before and after `prepare_data_loader`, for the four ways to write one.
 
     Returns:
-        by way ("plain", "batch sampler", "own DistributedSampler"): {"before": settings, "after": settings}.
+        by way ("plain", "weighted sampler", "batch sampler", "own DistributedSampler"): {"before": settings, "after":
+        settings}.
     """
     data = numbered(FEW)
     options: dict[str, Any] = {
@@ -183,6 +191,9 @@ def settings_table() -> dict[str, dict[str, Any]]:
     sharded = DistributedSampler(data, num_replicas=2, rank=0, shuffle=True)
     loaders = {
         "plain": DataLoader(data, batch_size=8, shuffle=True, drop_last=True, generator=generator, **options),
+        "weighted sampler": DataLoader(
+            data, batch_size=8, sampler=WeightedRandomSampler(torch.ones(FEW), FEW, generator=generator)
+        ),
         "batch sampler": DataLoader(data, batch_sampler=OwnBatches(SequentialSampler(data), 8, False)),
         "own DistributedSampler": DataLoader(
             data, batch_size=8, sampler=sharded, drop_last=True, generator=generator, **options
