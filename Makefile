@@ -19,10 +19,12 @@ LESSON =# a lesson's name, several with commas, or all
 ARGS =# a lesson's own options, as in ARGS='--epochs 3'
 RUN =# a run's name, for logs and results
 RANK =# one rank, for logs
+FOLDER =# a folder with a program of your own, for submit
+CMD =# how to start it, for submit, as in CMD='python train.py first-try'
 TESTS =# pytest's own arguments, as in TESTS='-k storage'
 
 # A misspelt knob would have no effect at all, without a word.
-OTHERS := PYTHON LESSON ARGS RUN RANK TESTS YES BASE_IMAGE MINIO_IMAGE LAB_% S3_%
+OTHERS := PYTHON LESSON ARGS RUN RANK FOLDER CMD TESTS YES BASE_IMAGE MINIO_IMAGE LAB_% S3_%
 unknown := $(foreach name,$(.VARIABLES),$(if $(call given,$(name)),$(filter-out $(KNOBS) $(OTHERS),$(name))))
 $(if $(strip $(unknown)),$(error $(strip $(unknown)) is no knob of the lab: `make help` lists them))
 
@@ -86,7 +88,7 @@ list: light ## The lessons: what each needs, how long it takes [LESSON=]
 
 .PHONY: results
 results: light ## Past runs, or one in full [RUN=]
-	@$(LAB) results $(if $(RUN),$(call quoted,RUN))
+	@$(LAB) results $(if $(value RUN),$(call quoted,RUN))
 
 ##@ The cluster
 
@@ -112,7 +114,12 @@ dashboard: light ## The URL of Ray's dashboard [ARGS=--token]
 
 .PHONY: logs
 logs: light ## The log of a run, rank by rank [RUN= RANK=]
-	@$(LAB) logs $(if $(RUN),$(call quoted,RUN)) $(if $(RANK),--rank $(call quoted,RANK)) $(ARGS)
+	@$(LAB) logs $(if $(value RUN),$(call quoted,RUN)) $(if $(value RANK),--rank $(call quoted,RANK)) $(ARGS)
+
+.PHONY: submit
+submit: light ## Run a program of your own on the cluster that is up [FOLDER= CMD=]
+	@$(if $(and $(value FOLDER),$(value CMD)),,echo "FOLDER= and CMD= are needed: make submit FOLDER=my-folder CMD='python train.py'" >&2; exit 2;) \
+	$(LAB) submit $(call quoted,FOLDER) $(call quoted,CMD)
 
 ##@ Images
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -20,17 +21,19 @@ from lab import errors
 from lab.console import make_console, make_error_console, print_claims, short
 from lab.data import delete, holdings
 from lab.errors import EnvironmentBroken, LabError, UserError
-from lab.jobs import JobsClient, run_job
+from lab.jobs import OWN, JobsClient, run_job, run_own
 from lab.lessons import find, lessons, preflight
 from lab.lessons.contract import Lesson, LessonResult
 from lab.lessons.options import option, own_fields, parameters
 from lab.lessons.run import check_all, default_local_root, log_of, run_lesson, visible
+from lab.package import pack
 from lab.report.results import find_results, read_results
 from lab.runtimes import compose, embedded
 from lab.runtimes.choice import choose, make_runtime, present
 from lab.runtimes.protocol import Access, Runtime
 from lab.settings import ROOT, Settings, load_settings, make_env_file, readable_by_others
 from lab.storage import check_name, parse_location
+from lab.training.defaults import driver_environment
 
 app = typer.Typer(
     name="lab",
@@ -241,6 +244,33 @@ def run(
         raise typer.Exit(errors.CLAIM_FAILED)
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def submit(
+    folder: Annotated[Path, typer.Argument(help="sent to every node; the program starts in it")],
+    command: Annotated[list[str], typer.Argument(help="the program and its arguments, or one line of shell")],
+) -> None:
+    """Run a program of your own on the cluster that is up, and follow it to its end."""
+    settings = load_settings()
+    package = pack(folder)
+    access = _runtime(settings).access()
+    if access is None:
+        raise UserError("no cluster is up to run it on: `make up` starts one.")
+    outcome = run_own(
+        _client(access, settings),
+        command[0] if len(command) == 1 else shlex.join(command),
+        package,
+        driver_environment() | {"RAY_COLOR_PREFIX": str(int(console.is_terminal))},
+        logs=ROOT / ".lab" / "logs",
+        say=say,
+        line=say,
+    )
+    if outcome.status != "SUCCEEDED":
+        why = outcome.message.partition(", last available logs")[0]  # they were shown already
+        error_console.print(f"job {outcome.id}: {outcome.status}: {why}", markup=False)
+        raise typer.Exit(errors.CLAIM_FAILED)
+    say(f"job {outcome.id}: done ({outcome.seconds:.0f} s)")
+
+
 @app.command()
 def results(
     run_name: Annotated[str | None, typer.Argument(metavar="[RUN]", help="one run, in full")] = None,
@@ -379,6 +409,7 @@ def logs(
             there = f"ranks {', '.join(map(str, ranks))}" if ranks else "no rank's"
             raise UserError(f"RANK={rank} has no line in {path}: it has {there}.")
         lines = [text for text in lines if by_rank.get(text) == rank]
+    everything = everything or path.stem.startswith(OWN)  # in a program of the user's every line is theirs
     for text in lines:
         shown = text if everything else visible(text)
         if shown is not None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,14 @@ from ray.train import CheckpointConfig, FailureConfig, RunConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
-from lab.errors import UserError
 from lab.observe.article_programs import never_starts, numbers_alone, one_folder_for_all, working
 from lab.observe.job import Job, role_cpus, say
+from lab.observe.own_run import driver_setting, start_clean
 from lab.observe.train_extra import without_default
 from lab.storage import Storage
 from lab.training.defaults import POLL_INTERVAL_S, TORCH_TIMEOUT_S
 from lab.training.records import read_observations
-from lab.training.run import delete_run, failure_of, scaling
+from lab.training.run import failure_of, scaling
 
 POLL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
@@ -35,27 +33,10 @@ KEEP = 2
 PROGRAMS = ("numbers", "folder", "working", "crowd")
 
 
-@contextmanager
-def environment(name: str, value: str | None) -> Iterator[None]:
-    """Set a variable for Ray Train, which reads it when `fit` begins; None: unset it, for Ray's own default."""
-    before = os.environ.get(name)
-    try:
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
-
-
 def observe(job: Job) -> dict[str, Any]:
     """Run the four programs; `careful` types the first three and the crowd as the working one does."""
     storage, careful = job.storage(), job.broken("careful")
-    _start_clean(job, storage)
+    start_clean(storage, job, *(_name(job, which) for which in PROGRAMS))
     reports, rows = int(job.params["reports"]), int(job.params["rows"])
     own = Path(job.local_root, "article", job.run)
     folder = own / "my-checkpoint"
@@ -83,7 +64,7 @@ def observe(job: Job) -> dict[str, Any]:
         # of two programs side by side one mostly waits: for Ray's poll, or for CPUs that there are not
         room = have >= 2 * job.workers
         say("as typed, at Ray's own poll interval")
-        with environment(POLL, None), ThreadPoolExecutor(1) as beside:
+        with driver_setting(POLL, None), ThreadPoolExecutor(1) as beside:
             waiting = beside.submit(one_folder_reported)
             if not room:
                 waiting.result()
@@ -91,8 +72,8 @@ def observe(job: Job) -> dict[str, Any]:
             numbers = run.fit("numbers", working if careful else numbers_alone, {"reports": 2}, rows=rows)
             one_folder = waiting.result()
         with (
-            environment(POLL, str(POLL_INTERVAL_S)),
-            environment(START_TIMEOUT, str(START_TIMEOUT_S)),
+            driver_setting(POLL, POLL_INTERVAL_S),
+            driver_setting(START_TIMEOUT, START_TIMEOUT_S),
             ThreadPoolExecutor(2) as beside,
         ):
             waiting = beside.submit(crowd_asked_for)
@@ -199,17 +180,3 @@ def _driver_context() -> str:
 
 def _name(job: Job, which: str) -> str:
     return f"{job.run}-{which}"
-
-
-def _start_clean(job: Job, storage: Storage) -> None:
-    """The lesson counts what its own runs keep, so none of their names may be there."""
-    for which in PROGRAMS:
-        name = _name(job, which)
-        if job.params["fresh"]:
-            if delete_run(storage, name):
-                say(f"deleted run {name} in {storage.location} (--fresh)")
-        elif storage.files(name):
-            raise UserError(
-                f"LAB_NAME={job.run}: {storage.location}/{name} is there already, and this lesson counts what its own "
-                "runs keep; use another --name, or --fresh to delete it."
-            )

@@ -365,7 +365,7 @@ def _access(storage: Storage) -> StoreAccess | None:
 def observe(job: Job) -> dict[str, Any]:
     """One fit through all phases, then the cleaner on what it left."""
     storage = job.storage()
-    start_clean(storage, job.run, job)
+    start_clean(storage, job, job.run)
     careless = job.broken("careless")
     say(f"{job.run}: sync and async reports of {job.params['megabytes']} MB, then two failures on purpose")
     # rank 0 saves, uploads and reads back up to 100 MB while the others wait for it

@@ -259,8 +259,7 @@ def observe(job: Job) -> dict[str, Any]:
         (float(job.params["interval"]), job.run),
         (float(job.params["short_interval"]), f"{job.run}-short"),
     ]
-    for _, run in cases:
-        start_clean(job.storage(), run, job)
+    start_clean(job.storage(), job, *(run for _, run in cases))
     return {"intervals": [_one(job, interval, run) for interval, run in cases]}
 
 

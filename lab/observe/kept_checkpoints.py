@@ -14,8 +14,8 @@ from typing import Any, Literal
 import ray.train
 from ray.train.collective import barrier
 
-from lab.errors import UserError
 from lab.observe.job import Job, say
+from lab.observe.own_run import start_clean
 from lab.observe.training import outcome_json
 from lab.storage import Storage
 from lab.training.records import read_epoch_log, read_observations
@@ -28,7 +28,7 @@ from lab.training.report import (
     report,
     shard_name,
 )
-from lab.training.run import delete_run, fit
+from lab.training.run import fit
 
 SCORES = (0.3, 0.9, 0.8, 0.1, 0.5)
 """Of the first five checkpoints: rank 0's, through the helper."""
@@ -183,7 +183,7 @@ def observe(job: Job) -> dict[str, Any]:
     chosen = [kind for kind in KINDS if kind.name == "local" or client in ("both", kind.name)]
     storages = [(kind, _storage(job, kind), _name(job, kind)) for kind in chosen]
     for _, storage, name in storages:
-        _start_clean(storage, name, job)
+        start_clean(storage, job, name)
     return {"kinds": {kind.name: _one(job, kind, storage, name) for kind, storage, name in storages}}
 
 
@@ -198,18 +198,6 @@ def _storage(job: Job, kind: Kind) -> Storage:
 def _name(job: Job, kind: Kind) -> str:
     # both S3 clients write below the same prefix
     return f"{job.run}-s3fs" if kind.name == "s3fs" else job.run
-
-
-def _start_clean(storage: Storage, name: str, job: Job) -> None:
-    """The lesson counts what is stored, so a run of that name must not be there."""
-    if job.params["fresh"]:
-        if delete_run(storage, name):
-            say(f"deleted run {name} in {storage.location} (--fresh)")
-    elif storage.files(name):
-        raise UserError(
-            f"LAB_NAME={job.run}: {storage.location}/{name} is there already, and this lesson counts what its own run "
-            "stores; use another --name, or --fresh to delete it."
-        )
 
 
 def _one(job: Job, kind: Kind, storage: Storage, name: str) -> dict[str, Any]:

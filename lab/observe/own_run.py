@@ -12,31 +12,35 @@ from lab.storage import Storage
 from lab.training.run import delete_run
 
 
-def start_clean(storage: Storage, name: str, job: Job) -> None:
-    """See that run `name` is not there; with `--fresh` delete it, saying so.
+def start_clean(storage: Storage, job: Job, *names: str) -> None:
+    """See that no run of these names is there; with `--fresh` delete them, saying so.
 
     Raises:
-        UserError: it is there, and `--fresh` is not given.
+        UserError: one is there, and `--fresh` is not given.
     """
-    if job.params["fresh"]:
-        if delete_run(storage, name):
-            say(f"deleted run {name} in {storage.location} (--fresh)")
-    elif storage.files(name):
-        raise UserError(
-            f"LAB_NAME={job.run}: {storage.location}/{name} is there already, and this lesson counts what its own run "
-            "stores; use another --name, or --fresh to delete it."
-        )
+    for name in names:
+        if job.params["fresh"]:
+            if delete_run(storage, name):
+                say(f"deleted run {name} in {storage.location} (--fresh)")
+        elif storage.files(name):
+            raise UserError(
+                f"LAB_NAME={job.run}: {storage.location}/{name} is there already, and this lesson counts what its own "
+                "runs do from their first epoch on; use another --name, or --fresh to delete it."
+            )
 
 
 @contextmanager
-def driver_setting(name: str, value: float) -> Iterator[None]:
-    """Give the fits of this block one of Ray Train's settings: it takes them from the driver's environment."""
-    before = os.environ.get(name)
-    os.environ[name] = f"{value:g}"
+def driver_setting(name: str, value: float | None) -> Iterator[None]:
+    """Give the fits of this block one of Ray Train's settings: it takes them from the driver's environment.
+
+    None: Ray's own default.
+    """
+    before = os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = f"{value:g}"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
+        os.environ.pop(name, None)
+        if before is not None:
             os.environ[name] = before

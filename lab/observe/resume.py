@@ -17,6 +17,7 @@ import ray.train
 from lab.errors import EnvironmentBroken, UserError
 from lab.leftovers import SNAPSHOT
 from lab.observe.job import Job, role_cpus, say
+from lab.observe.own_run import start_clean
 from lab.observe.restore import restored as restored_without_ray
 from lab.observe.training import outcome_json
 from lab.storage import Storage
@@ -138,7 +139,7 @@ def observe(job: Job) -> dict[str, Any]:
     """Two halves and a crash on the run's storage, another world size, damaged copies; two halves elsewhere too."""
     storage = job.storage(client=job.params["s3_client"])
     names = {which: f"{job.run}-{which}" for which in ("crash", "other-size", "damaged")}
-    _start_clean(storage, job, [job.run, *names.values()])
+    start_clean(storage, job, job.run, *names.values())
     epochs, half = int(job.params["epochs"]), int(job.params["epochs"]) // 2
     left_out = "optimizer" if job.broken("no-optimizer") else job.params["leave_out"]
     loop = LoopConfig(
@@ -227,19 +228,6 @@ def observe(job: Job) -> dict[str, Any]:
     }
 
 
-def _start_clean(storage: Storage, job: Job, names: list[str]) -> None:
-    """The lesson compares runs from their first epoch on, so a run of that name must not be there."""
-    for name in names:
-        if job.params["fresh"]:
-            if delete_run(storage, name):
-                say(f"deleted run {name} in {storage.location} (--fresh)")
-        elif storage.files(name):
-            raise UserError(
-                f"LAB_NAME={job.run}: {storage.location}/{name} is there already, and this lesson begins its runs "
-                "itself; use another --name, or --fresh to delete it."
-            )
-
-
 def _both(said: Said) -> Callable[[str], None]:
     def speak(line: str) -> None:
         said.append(line)
@@ -316,7 +304,7 @@ def _elsewhere(job: Job, own: Storage, loop: LoopConfig, half: int) -> list[dict
         if type(storage.filesystem) is type(own.filesystem):
             continue
         say(f"the two halves on {storage.location} by {type(storage.filesystem).__name__}")
-        _start_clean(storage, job, [job.run])
+        start_clean(storage, job, job.run)
         first = _first(storage, job, loop, half, straight=False)
         found.append(_halves(storage, job, first, _second(storage, job, loop, parts=False)))
     return found

@@ -261,8 +261,10 @@ class _Start:
         gcs_port, client_port, *free = _processes.free_ports(3 + len(seaweedfs.Ports.names()))
         endpoint, public = self._store(say, free[1:])
         dashboard = f"http://127.0.0.1:{dashboard_port or free[0]}"
-        env = self._node_environment(endpoint)
         head_ip = _address(0)
+        env = self._node_environment(endpoint)
+        # parts of Ray that look for "the" cluster of this host would find another checkout's as well
+        env["RAY_ADDRESS"] = f"{head_ip}:{gcs_port}"
         self._launch(
             "head",
             [

@@ -7,8 +7,8 @@ from typing import Any
 Document = dict[str, Any]
 
 
-def both_ranks_read_one_sample(document: Document) -> None:
-    first, second = (rank["even"][1] for rank in document["ranks"]["ranks"])
+def two_ranks_read_one_sample(document: Document) -> None:
+    first, second, *_ = (rank["even"][1] for rank in document["ranks"]["ranks"])
     second[7] = first[7]
 
 
@@ -65,7 +65,7 @@ def too_few_samples_are_let_in(document: Document) -> None:
 
 
 TWINS = {
-    "even": both_ranks_read_one_sample,
+    "even": two_ranks_read_one_sample,
     "uneven": another_sample_is_repeated,
     "set-epoch": orders_repeat_with_set_epoch,
     "one-rank": one_rank_has_a_distributed_sampler,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shlex
 import threading
 import time
@@ -17,7 +19,7 @@ import pytest
 from lab import jobs
 from lab.channel import frame
 from lab.errors import EnvironmentBroken, UserError
-from lab.jobs import JobsClient, run_job
+from lab.jobs import OWN, JobsClient, run_job, run_own
 
 TOKEN = "t0ken-of-the-cluster"
 DOCUMENT = {"text": "".join(chr(33 + i * 7919 % 9000) for i in range(9000))}
@@ -42,7 +44,7 @@ class Dashboard:
 
     def answer(self, method: str, path: str) -> Any:
         if method == "POST" and path == "/api/jobs/":
-            return {"submission_id": "job-1"}
+            return {"submission_id": (self.requests[-1][3] or {}).get("submission_id", "job-1")}
         if path.endswith("/stop"):
             return {"stopped": True}
         last = len(self.stages) - 1
@@ -51,7 +53,7 @@ class Dashboard:
             self.polls += 1
             return {"logs": "".join(shown)}
         done = self.polls >= last and not self.endless
-        return {"status": self.status if done else "RUNNING"}
+        return {"status": self.status if done else "RUNNING", "message": "its end"}
 
 
 @contextmanager
@@ -59,15 +61,16 @@ def serving(dashboard: Dashboard) -> Iterator[Dashboard]:
     class Handler(BaseHTTPRequestHandler):
         def handle_any(self) -> None:
             size = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(size)) if size else None
+            content = self.rfile.read(size)
+            body = json.loads(content) if self.headers.get_content_type() == "application/json" else content
             dashboard.requests.append((self.command, self.path, dict(self.headers), body))
             code = dashboard.fails.pop(0) if dashboard.fails else 200
-            content = "it broke" if code >= 400 else json.dumps(dashboard.answer(self.command, self.path))
+            said = "it broke" if code >= 400 else json.dumps(dashboard.answer(self.command, self.path))
             self.send_response(code)
             self.end_headers()
-            self.wfile.write(content.encode())
+            self.wfile.write(said.encode())
 
-        do_GET = do_POST = handle_any
+        do_GET = do_POST = do_PUT = handle_any
 
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: the test looks at `requests`."""
@@ -126,7 +129,7 @@ def test_the_token_travels_in_a_header_alone_and_the_request_is_quoted(tmp_path:
         run_job(client, "first_run", request, log=tmp_path / "log", say=print, limit_s=5)
     for _, path, headers, body in dashboard.requests:
         assert headers["Authorization"] == f"Bearer {TOKEN}"
-        assert TOKEN not in path + json.dumps(body)
+        assert TOKEN not in f"{path}{body}"
     words = shlex.split(dashboard.requests[0][3]["entrypoint"])
     assert words[-3:-1] == ["lab.observe", "first_run"]
     assert json.loads(words[-1]) == request
@@ -158,7 +161,7 @@ def test_a_cluster_that_is_gone_is_told(tmp_path: Path) -> None:
 def test_a_short_outage_while_a_job_runs_is_survived(tmp_path: Path) -> None:
     with serving(Dashboard("one\n", framed({"a": 1}))) as dashboard:
         client = JobsClient(dashboard.url, TOKEN)
-        job = client.submit("first_run", {})
+        job = client.observe("first_run", {})
         dashboard.fails = [500, 503, 500]
         outcome = client.follow(job, tmp_path / "log", print, 5)
     assert (outcome.status, outcome.document) == ("SUCCEEDED", {"a": 1})
@@ -167,7 +170,7 @@ def test_a_short_outage_while_a_job_runs_is_survived(tmp_path: Path) -> None:
 def test_a_long_outage_while_a_job_runs_ends_within_its_limit(tmp_path: Path) -> None:
     with serving(Dashboard("one\n", endless=True)) as dashboard:
         client = JobsClient(dashboard.url, TOKEN)
-        job = client.submit("first_run", {})
+        job = client.observe("first_run", {})
         dashboard.fails = [500] * 10_000
         began = time.monotonic()
         with pytest.raises(EnvironmentBroken, match=r"did not answer for .* while job job-1 ran"):
@@ -219,3 +222,43 @@ def test_a_job_without_a_document_is_an_error_whatever_its_status(tmp_path: Path
         pytest.raises(EnvironmentBroken, match=f"ended as {status} without handing back what it saw; see "),
     ):
         run(dashboard, tmp_path / "log")
+
+
+def own(dashboard: Dashboard, logs: Path, line: Callable[[str], object] = print) -> jobs.JobOutcome:
+    client = JobsClient(dashboard.url, TOKEN)
+    return run_own(client, "python a.py 'b c'", b"zip", {"A": "1"}, logs=logs, say=print, line=line)
+
+
+def test_a_program_of_the_user_s_travels_once_and_starts_in_its_folder(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with serving(Dashboard("one\n", "two\n")) as dashboard:
+        dashboard.fails = [404]
+        outcome = own(dashboard, tmp_path / "new", lines.append)
+        again = own(dashboard, tmp_path / "new")
+    place = f"/api/packages/gcs/_ray_pkg_{hashlib.sha256(b'zip').hexdigest()[:16]}.zip"
+    packages = [(method, body) for method, path, _, body in dashboard.requests if path == place]
+    assert packages == [("GET", b""), ("PUT", b"zip"), ("GET", b"")]
+    started = [
+        body for method, path, _, body in dashboard.requests if (method, path) == ("POST", "/api/jobs/")
+    ]
+    assert [job["submission_id"] for job in started] == [outcome.id, again.id]
+    assert outcome.id.startswith(OWN)
+    assert outcome.id != again.id
+    for job in started:
+        assert job["entrypoint"] == "python a.py 'b c'"
+        assert job["runtime_env"] == {
+            "working_dir": place.replace("/api/packages/gcs/", "gcs://"),
+            "env_vars": {"A": "1"},
+        }
+    assert lines == ["one", "two"]
+    assert (tmp_path / "new" / f"{outcome.id}.log").read_text() == "one\ntwo\n"
+    assert (outcome.status, outcome.message) == ("SUCCEEDED", "its end")
+
+
+def test_an_interrupt_stops_the_program_of_the_user_s(tmp_path: Path) -> None:
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with serving(Dashboard("one\n", endless=True)) as dashboard, pytest.raises(KeyboardInterrupt):
+        own(dashboard, tmp_path, interrupt)
+    assert re.fullmatch(rf"POST /api/jobs/{OWN}[0-9a-f-]+/stop", dashboard.calls[-1])

@@ -16,7 +16,7 @@ TEXT = (CHECKOUT / "Makefile").read_text()
 TARGETS = re.findall(
     "[a-z-]+",
     """
-    demo test setup run lessons list results up down status doctor dashboard logs images pull base-image
+    demo test setup run lessons list results up down status doctor dashboard logs submit images pull base-image
     store-check bench-start check test-full clean clean-data
     """,
 )
@@ -93,12 +93,27 @@ def test_a_value_arrives_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_environments_words_are_no_knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NAME", "STORE", "LESSON", "RUN", "YES", "ARGS"):
+    for name in ("NAME", "STORE", "LESSON", "RUN", "YES", "ARGS", "FOLDER", "CMD"):
         monkeypatch.setenv(name, "somebody-elses")
-    for target in ("run", "results", "logs", "clean-data", "list"):
+    for target in ("run", "results", "logs", "submit", "clean-data", "list"):
         assert "somebody" not in make("-n", target)
     shown = make("-s", "--eval", 'show: ; @echo "[$$LAB_NAME]"', "show", folder=tmp_path)
     assert shown == "[]\n"
+
+
+def test_a_program_of_the_user_s_is_two_words_whatever_is_in_them() -> None:
+    said = make("-n", "submit", "FOLDER=my folder", "CMD=python train.py 'x'; ls $HOME $(shell echo no)")
+    assert said.endswith(
+        """lab submit 'my folder' 'python train.py '\\''x'\\''; ls $HOME $(shell echo no)'\n"""
+    )
+
+
+@pytest.mark.parametrize("words", [(), ("FOLDER=x",), ("CMD=x",)])
+def test_a_program_needs_its_folder_and_its_command(words: tuple[str, ...]) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        make("-o", "light", "submit", *words)
+    assert "FOLDER= and CMD= are needed" in caught.value.stderr
+    assert caught.value.returncode == 2
 
 
 def test_a_misspelt_knob_is_refused() -> None:
