@@ -153,7 +153,7 @@ def table(found: dict[str, Any]) -> list[str]:
     """The lines that a person reads."""
     reference = found["torchrun"]["first_step_s"]
     lines = [
-        f"runtime {found['runtime']}, {found['cores']} cores; seconds from the command's start",
+        f"runtime {found['runtime']}, {found['cores']} cores; seconds from the command's start; -: no optimizer step",
         f"{'':24s} {'first step':>10s} {'ratio':>6s} {'whole command':>14s}",
         f"{'make up':24s} {'':10s} {'':6s} {found['up_s']:14.1f}",
     ]

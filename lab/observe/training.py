@@ -21,6 +21,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 3),
         "resumed_from_epoch": outcome.resumed_from_epoch,
         "attempts": outcome.attempts,
+        "first_step_at": outcome.first_step_at,
     }
 
 

@@ -155,7 +155,6 @@ class Training:
             states.seed_rank(settings.seed, 0, rank.world_rank)
         self.ids: list[dict[str, Any]] = []
         self.first_gradient: str | None = None
-        self.first_step_at: float | None = None
 
     def run(self) -> None:
         """Train the epochs that are left, report each, and hand back what this rank saw."""
@@ -187,8 +186,6 @@ class Training:
             loss.backward()
             self.optimizer.step()
             self.step += 1
-            if self.first_step_at is None:
-                self.first_step_at = time.time()
             losses.append(loss.detach().double() * len(x))
             seen += ids.tolist()
         if len(self.ids) < settings.record_epochs:
@@ -270,7 +267,6 @@ class Training:
             "ids": self.ids,
             "history": self.history,
             "resumed_from": self.resumed_from,
-            "first_step_at": self.first_step_at,
             "finished": time.time(),
         }
 

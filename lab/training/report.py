@@ -15,6 +15,7 @@ import torch
 from pyarrow.fs import LocalFileSystem
 from ray.train.collective import broadcast_from_rank_zero
 from ray.train.v2._internal.exceptions import CollectiveTimeoutError
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lab.storage import Location, Storage
 from lab.training.records import begin_attempt, write_epoch, write_observation
@@ -43,6 +44,18 @@ class MissingRank(RuntimeError):
     """Some ranks did not report in time (pitfall F1)."""
 
 
+class FirstStep:
+    """When this process took its first optimizer step: `at`, in seconds since 1970, None until then."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        # for the life of the process: torch calls the hooks of every optimizer in turn, so none may take itself away
+        register_optimizer_step_post_hook(self._taken)
+
+    def _taken(self, *_: Any) -> None:
+        self.at = self.at or time.time()
+
+
 @dataclass(frozen=True)
 class Rank:
     """This worker's place in its run. Made by `join_run`, once, by every rank.
@@ -58,6 +71,7 @@ class Rank:
     local_rank: int
     node_rank: int
     started: float
+    first_step: FirstStep
 
     @property
     def first(self) -> bool:
@@ -100,6 +114,7 @@ def join_run() -> Rank:
         local_rank=context.get_local_rank(),
         node_rank=context.get_node_rank(),
         started=started,
+        first_step=FirstStep(),
     )
 
 
@@ -168,6 +183,7 @@ def observe_rank(rank: Rank, seen: Mapping[str, Any]) -> None:
         "local_rank": rank.local_rank,
         "node_rank": rank.node_rank,
         "started": rank.started,
+        "first_step_at": rank.first_step.at,
     }
     write_observation(
         rank.storage, rank.run, rank.world_rank, rank.attempt, {**place, **_plain(dict(seen), "seen")}

@@ -122,6 +122,7 @@ def test_ranks_agree_after_seeing_different_data(runs: Runs, straight: Outcome) 
     assert first["local_gradient_sha256"] != second["local_gradient_sha256"]
     assert first["omp_threads"] == "1"
     assert straight.first_step_at == max(first["first_step_at"], second["first_step_at"])
+    assert all(seen["started"] < seen["first_step_at"] < seen["finished"] for seen in (first, second))
 
 
 def test_a_run_starts_no_helper_that_it_has_no_use_for(storage: Storage) -> None:

@@ -63,8 +63,20 @@ def test_c6_shards_carry_their_rank(tmp_path: Path) -> None:
 
 def test_the_line_of_a_rank(tmp_path: Path) -> None:
     storage = open_storage(parse_location(str(tmp_path)))
-    rank = reports.Rank("r", storage, 0, 1, 2, 1, 0, 0.0)
+    rank = reports.Rank("r", storage, 0, 1, 2, 1, 0, 0.0, reports.FirstStep())
     assert reports.line(rank, {"epoch": 3, "loss": 0.1234567}, 3) == "[rank 1/2] epoch 3 loss 0.1235"
+
+
+def test_the_first_step_of_any_optimizer_is_noted_and_no_later_one() -> None:
+    first = reports.FirstStep()
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    assert first.at is None
+    torch.optim.SGD([weight], lr=0.1).step()
+    noted = first.at
+    assert noted is not None
+    torch.optim.Adam([weight]).step()
+    assert first.at == noted
 
 
 def test_c4_an_epoch_done_twice_is_two_rows_in_time_order(tmp_path: Path) -> None:
