@@ -49,7 +49,7 @@ class Receiver:
         if at < 0:
             return False
         fields = line[at:].split()
-        if len(fields) != 5 or not fields[2].isdigit() or not fields[3].isdigit():
+        if len(fields) != 5 or not fields[2].isdecimal() or not fields[3].isdecimal():
             return True
         _, digest, index, total, chunk = fields
         chunks = self._chunks.setdefault(digest, {})

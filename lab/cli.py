@@ -246,29 +246,61 @@ def run(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def submit(
-    folder: Annotated[Path, typer.Argument(help="sent to every node; the program starts in it")],
-    command: Annotated[list[str], typer.Argument(help="the program and its arguments, or one line of shell")],
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="sent to every node; driver and ranks start in it")
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND...", help="the program and its arguments, or one line of shell"),
+    ],
 ) -> None:
-    """Run a program of your own on the cluster that is up, and follow it to its end."""
+    """Run a program of your own on the cluster that is up, and follow it to its end.
+
+    All of FOLDER travels, 64 MiB at most, but for .git, .venv, .lab, .env and __pycache__. A Ctrl-C stops the program.
+    """
     settings = load_settings()
-    package = pack(folder)
+    line = _program(command)
+    if not folder.strip():
+        raise UserError("FOLDER='' names nothing: name the folder that holds your program.")
+    package = pack(Path(folder), settings.secrets())
     access = _runtime(settings).access()
     if access is None:
         raise UserError("no cluster is up to run it on: `make up` starts one.")
     outcome = run_own(
         _client(access, settings),
-        command[0] if len(command) == 1 else shlex.join(command),
+        line,
         package,
-        driver_environment() | {"RAY_COLOR_PREFIX": str(int(console.is_terminal))},
+        driver_environment()
+        # the ranks start where the driver does, instead of in a folder of Ray Train's own
+        | {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_COLOR_PREFIX": str(int(console.is_terminal))},
         logs=ROOT / ".lab" / "logs",
         say=say,
         line=say,
     )
     if outcome.status != "SUCCEEDED":
         why = outcome.message.partition(", last available logs")[0]  # they were shown already
-        error_console.print(f"job {outcome.id}: {outcome.status}: {why}", markup=False)
+        error_console.print(f"job {outcome.id}: {outcome.status}: {_last_line(why)}", markup=False)
         raise typer.Exit(errors.CLAIM_FAILED)
     say(f"job {outcome.id}: done ({outcome.seconds:.0f} s)")
+
+
+def _program(command: list[str]) -> str:
+    """The command as one line for the head's shell; a single word may be such a line already."""
+    words = command[1:] if command[0] == "--" else command
+    line = words[0] if len(words) == 1 else shlex.join(words)
+    if not line.strip() or line.startswith("-"):
+        raise UserError(f"COMMAND={line!r} is no program: give one, as in `python train.py first-try`.")
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"COMMAND={line!r} is no UTF-8 text: put what is odd in it into a file of FOLDER."
+        ) from None
+    return line
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
 
 
 @app.command()
@@ -406,6 +438,11 @@ def logs(
         by_rank = {text: int(match[1]) for text in lines if (match := re.search(r"\[rank (\d+)/", text))}
         ranks = sorted(set(by_rank.values()))
         if rank not in ranks:
+            if path.stem.startswith(OWN):
+                raise UserError(
+                    f"RANK={rank}: the lines in {path} name the process that wrote them, not its rank: leave RANK away, "
+                    "and let the program print its rank."
+                )
             there = f"ranks {', '.join(map(str, ranks))}" if ranks else "no rank's"
             raise UserError(f"RANK={rank} has no line in {path}: it has {there}.")
         lines = [text for text in lines if by_rank.get(text) == rank]

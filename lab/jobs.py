@@ -11,7 +11,8 @@ import math
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from lab.runtimes.protocol import Say
 POLL_S = 0.4
 REQUEST_TIMEOUT_S = 20.0
 UNREACHABLE_LIMIT_S = 60.0
+STOP_LIMIT_S = 5.0
 OWN = "own-"
 """The names of jobs with a user's own program begin so."""
 TERMINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
@@ -57,11 +59,14 @@ class JobsClient:
         self._session.headers["Authorization"] = f"Bearer {token}"
 
     def _ask(
-        self, method: str, path: str, body: dict[str, Any] | None = None, content: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        content: bytes | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> requests.Response:
-        response = self._session.request(
-            method, self._url + path, json=body, data=content, timeout=REQUEST_TIMEOUT_S
-        )
+        response = self._session.request(method, self._url + path, json=body, data=content, timeout=timeout_s)
         if response.status_code in (401, 403):
             raise UserError(WRONG_TOKEN)
         return response
@@ -69,25 +74,29 @@ class JobsClient:
     def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None, content: bytes | None = None
     ) -> requests.Response:
-        response = self._ask(method, path, body, content)
+        return self._good(self._ask(method, path, body, content))
+
+    def _good(self, response: requests.Response) -> requests.Response:
         if response.status_code >= 400:
+            asked = f"{response.request.method} {response.request.path_url}"
             raise EnvironmentBroken(
-                f"the cluster answered {response.status_code} to {method} {path}: {response.text.strip()[-300:]}"
+                f"the cluster answered {response.status_code} to {asked}: {response.text.strip()[-300:]}"
             )
         return response
 
-    def observe(self, module: str, request: dict[str, Any]) -> str:
-        """Start `python -m lab.observe MODULE REQUEST` on the head; returns the job's id.
+    def observe(self, job: str, module: str, request: dict[str, Any]) -> None:
+        """Start `python -m lab.observe MODULE REQUEST` on the head, as job `job`.
 
         The request is JSON in the entry point, which everybody can read: never put a secret there.
         """
         command = f"exec python3 -m lab.observe {shlex.quote(module)} {shlex.quote(json.dumps(request))}"
-        return self._start({"entrypoint": command})
+        self._start({"submission_id": job, "entrypoint": command})
 
-    def submit(self, command: str, package: bytes, environment: Mapping[str, str]) -> str:
-        """Start a command line of the user's on the head, in a folder made from a zip file; returns the job's id.
+    def submit(self, job: str, command: str, package: bytes, environment: Mapping[str, str]) -> None:
+        """Start a command line of the user's on the head, in a folder made from a zip file, as job `job`.
 
         Args:
+            job: the id.
             command: for the head's shell. Everybody can read it.
             package: the folder, which every process of the job starts in.
             environment: variables of every process of the job.
@@ -100,17 +109,17 @@ class JobsClient:
                 self._call("PUT", place, content=package)
         except requests.RequestException as error:
             raise self._silent(error) from None
-        return self._start(
+        self._start(
             {
+                "submission_id": job,
                 "entrypoint": command,
-                "submission_id": f"{OWN}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
                 "runtime_env": {"working_dir": f"gcs://{name}", "env_vars": dict(environment)},
             }
         )
 
-    def _start(self, job: dict[str, Any]) -> str:
+    def _start(self, job: dict[str, Any]) -> None:
         try:
-            return str(self._call("POST", "/api/jobs/", job).json()["submission_id"])
+            self._call("POST", "/api/jobs/", job)
         except requests.RequestException as error:
             raise self._silent(error) from None
 
@@ -120,28 +129,72 @@ class JobsClient:
             "look at `make status` and `make logs`."
         )
 
-    def stop(self, job: str) -> None:
-        """Ask a job to stop."""
-        self._call("POST", f"/api/jobs/{job}/stop")
+    def stop(self, job: str) -> bool:
+        """Stop a job, also one that is still on its way in; whether the cluster took the word."""
+        limit = time.monotonic() + STOP_LIMIT_S
+        while not self._stopped(job):
+            if time.monotonic() > limit:
+                return False
+            time.sleep(POLL_S)
+        return True
 
-    def follow(self, job: str, log: Path, on_line: Callable[[str], object], limit_s: float) -> JobOutcome:
+    def _stopped(self, job: str) -> bool:
+        try:
+            answer = self._ask("POST", f"/api/jobs/{job}/stop", timeout_s=STOP_LIMIT_S)
+            if answer.status_code >= 400:
+                return False
+            return bool(answer.json().get("stopped")) or self._about(job)["status"] in TERMINAL
+        except (requests.RequestException, EnvironmentBroken):
+            return False
+
+    def _about(self, job: str) -> dict[str, Any]:
+        response = self._ask("GET", f"/api/jobs/{job}")
+        if response.status_code == 404:
+            raise _JobUnknown(
+                f"the cluster knows no job {job} any more: it was ended, or started anew, while the job ran."
+            )
+        about: dict[str, Any] = self._good(response).json()
+        return about
+
+    def _log(self, job: str, node: str) -> str:
+        response = self._ask("GET", f"/api/jobs/{job}/logs")
+        if response.status_code < 400:
+            return str(response.json().get("logs") or "")
+        # Ray reads the log as strict UTF-8, and fails at the first byte that is none; as a file it hands out any byte
+        place = f"node_id={node}&filename=job-driver-{job}.log"
+        content = self._call("GET", f"/api/v0/logs/file?{place}&lines=-1").content
+        return content.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+    def follow(
+        self,
+        job: str,
+        log: Path,
+        on_line: Callable[[str], object],
+        limit_s: float,
+        receiver: Receiver | None = None,
+    ) -> JobOutcome:
         """Follow a job to its end, handing on each whole line of its log once and writing all of it to `log`.
 
+        Args:
+            receiver: takes the lines of a document out of the log; None: every line is handed on.
+
         Raises:
-            EnvironmentBroken: the cluster stopped answering, or the job outlived `limit_s`; it is stopped then.
+            EnvironmentBroken: the cluster stopped answering, or lost the job; or the job outlived `limit_s`, and is
+                stopped then.
         """
         began = answered = time.monotonic()
-        receiver = Receiver()
         seen = 0
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             while True:
                 asked = time.monotonic()
                 try:
-                    about = self._call("GET", f"/api/jobs/{job}").json()
+                    about = self._about(job)
                     status = str(about["status"])
-                    text = str(self._call("GET", f"/api/jobs/{job}/logs").json().get("logs") or "")
+                    text = self._log(job, str(about.get("driver_node_id")))
                     answered = time.monotonic()
+                except _JobUnknown:
+                    raise
                 except (requests.RequestException, EnvironmentBroken) as error:
                     if time.monotonic() - answered > UNREACHABLE_LIMIT_S:
                         raise EnvironmentBroken(
@@ -151,15 +204,16 @@ class JobsClient:
                     time.sleep(POLL_S)
                     continue
                 end = len(text) if status in TERMINAL else text.rfind("\n") + 1
-                for line in text[seen:end].splitlines():
-                    if not receiver.takes(line):
+                for line in text[seen:end].removesuffix("\n").split("\n") if end > seen else ():
+                    if receiver is None or not receiver.takes(line):
                         file.write(line + "\n")
                         on_line(line)
                 file.flush()
                 seen = max(seen, end)
                 if status in TERMINAL:
                     message = str(about.get("message") or "")
-                    return JobOutcome(job, status, message, receiver.document, time.monotonic() - began)
+                    document = receiver.document if receiver else None
+                    return JobOutcome(job, status, message, document, time.monotonic() - began)
                 if time.monotonic() - began > limit_s:
                     self.stop(job)
                     raise EnvironmentBroken(
@@ -167,6 +221,10 @@ class JobsClient:
                     )
                 # the log comes whole each time: a long one is asked for a tenth of the time at most
                 time.sleep(max(POLL_S, 9 * (answered - asked)))
+
+
+class _JobUnknown(EnvironmentBroken):
+    """The cluster has no job of that id."""
 
 
 def run_job(
@@ -179,7 +237,10 @@ def run_job(
         EnvironmentBroken: the job died or sent no document.
         KeyboardInterrupt: as it came, after the job was told to stop.
     """
-    outcome = _followed(client, client.observe(module, request), log, say, limit_s)
+    job = _new_id("lab-")
+    with _stopping(client, job, say):
+        client.observe(job, module, request)
+        outcome = client.follow(job, log, say, limit_s, Receiver())
     document = outcome.document
     if document is None:
         raise EnvironmentBroken(
@@ -209,17 +270,26 @@ def run_own(
         EnvironmentBroken: the cluster stopped answering.
         KeyboardInterrupt: as it came, after the job was told to stop.
     """
-    job = client.submit(command, package, environment)
+    job = _new_id(OWN)
     log = logs / f"{job}.log"
-    say(f"job: {job}  log: {log}")
-    return _followed(client, job, log, line, math.inf)
+    with _stopping(client, job, say):
+        client.submit(job, command, package, environment)
+        say(f"job: {job}  log: {log}")
+        return client.follow(job, log, line, math.inf)
 
 
-def _followed(
-    client: JobsClient, job: str, log: Path, line: Callable[[str], object], limit_s: float
-) -> JobOutcome:
+def _new_id(kind: str) -> str:
+    return f"{kind}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+@contextmanager
+def _stopping(client: JobsClient, job: str, say: Say) -> Iterator[None]:
+    """Whoever leaves early, by a Ctrl-C or since nobody reads any more, leaves no job behind."""
     try:
-        return client.follow(job, log, line, limit_s)
-    except KeyboardInterrupt:
-        client.stop(job)
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if not client.stop(job):
+            say(f"job {job} could not be stopped: it may still run, until `make down`")
+        elif job.startswith(OWN):
+            say(f"job {job}: stopped")
         raise

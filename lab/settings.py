@@ -171,6 +171,14 @@ class Settings(BaseSettings):
             ca_bundle=self.s3_ca_bundle,
         )
 
+    def secrets(self) -> dict[str, str]:
+        """The values that nobody may see, by setting."""
+        return {
+            _alias(field): value.get_secret_value()
+            for name, field in type(self).model_fields.items()
+            if isinstance(value := getattr(self, name), SecretStr)
+        }
+
     def public(self) -> dict[str, Any]:
         """The settings that may be written to a result: no secret, no key."""
         hidden = {

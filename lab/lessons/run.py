@@ -196,6 +196,6 @@ def log_of(run: str, folder: Path | None = None) -> Path:
     path = (folder or ROOT / ".lab" / "logs") / f"{run}.log"
     if not path.is_file():
         raise UserError(
-            f"RUN={run!r} has no log below {path.parent}: see `make results` for the runs there are."
+            f"RUN={run!r} has no log below {path.parent}: that folder's names are the runs there are."
         )
     return path

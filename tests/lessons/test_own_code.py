@@ -55,6 +55,7 @@ from ray.train.torch import TorchTrainer
 def loop():
     print("the same line of every rank")
     print("cluster", os.environ.get("RAY_ADDRESS"))
+    print("beside the program:", open("data/beside.txt").read())
     train.report({"x": 1})
 
 TorchTrainer(
@@ -63,14 +64,21 @@ TorchTrainer(
     run_config=train.RunConfig(storage_path="/tmp/talk"),
 ).fit()
 print("driver", os.environ["RAY_ADDRESS"])
+sys.stdout.flush()
+sys.stdout.buffer.write(b"no UTF-8: \\xff\\n")
+sys.stdout.flush()
 sys.exit(5)
 """
 
 
 def test_each_rank_s_line_comes_once_and_a_failed_program_is_told(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "talk.py").write_text(TALK)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "beside.txt").write_text("found")
     said = lab(cluster, "submit", str(tmp_path), "python", "talk.py", ends=1)
     assert said.count("the same line of every rank") == 2, said
+    assert said.count("beside the program: found") == 2
+    assert "no UTF-8: \ufffd\n" in said
     (address,) = re.findall(r"^driver (\S+)$", said, re.MULTILINE)
     if cluster.runtime.name == "embedded":
         # a part of Ray that looks for "the" cluster of a host must not find another checkout's

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lab import jobs
-from lab.channel import frame
+from lab.channel import Receiver, frame
 from lab.errors import EnvironmentBroken, UserError
 from lab.jobs import OWN, JobsClient, run_job, run_own
 
@@ -33,6 +33,8 @@ class Dashboard:
         self.status = status
         self.endless = endless
         self.polls = 0
+        self.file = b""
+        """The log as a file, for whoever cannot have it as text."""
         self.fails: list[int] = []
         """Status codes for the next requests, instead of an answer."""
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
@@ -44,7 +46,7 @@ class Dashboard:
 
     def answer(self, method: str, path: str) -> Any:
         if method == "POST" and path == "/api/jobs/":
-            return {"submission_id": (self.requests[-1][3] or {}).get("submission_id", "job-1")}
+            return {"submission_id": self.requests[-1][3]["submission_id"]}
         if path.endswith("/stop"):
             return {"stopped": True}
         last = len(self.stages) - 1
@@ -53,7 +55,11 @@ class Dashboard:
             self.polls += 1
             return {"logs": "".join(shown)}
         done = self.polls >= last and not self.endless
-        return {"status": self.status if done else "RUNNING", "message": "its end"}
+        return {
+            "status": self.status if done else "RUNNING",
+            "message": "its end",
+            "driver_node_id": "node-1",
+        }
 
 
 @contextmanager
@@ -65,10 +71,14 @@ def serving(dashboard: Dashboard) -> Iterator[Dashboard]:
             body = json.loads(content) if self.headers.get_content_type() == "application/json" else content
             dashboard.requests.append((self.command, self.path, dict(self.headers), body))
             code = dashboard.fails.pop(0) if dashboard.fails else 200
-            said = "it broke" if code >= 400 else json.dumps(dashboard.answer(self.command, self.path))
             self.send_response(code)
             self.end_headers()
-            self.wfile.write(said.encode())
+            if code >= 400:
+                self.wfile.write(b"it broke")
+            elif self.path.startswith("/api/v0/logs/file"):
+                self.wfile.write(dashboard.file)
+            else:
+                self.wfile.write(json.dumps(dashboard.answer(self.command, self.path)).encode())
 
         do_GET = do_POST = do_PUT = handle_any
 
@@ -161,16 +171,16 @@ def test_a_cluster_that_is_gone_is_told(tmp_path: Path) -> None:
 def test_a_short_outage_while_a_job_runs_is_survived(tmp_path: Path) -> None:
     with serving(Dashboard("one\n", framed({"a": 1}))) as dashboard:
         client = JobsClient(dashboard.url, TOKEN)
-        job = client.observe("first_run", {})
-        dashboard.fails = [500, 503, 500]
-        outcome = client.follow(job, tmp_path / "log", print, 5)
+        client.observe(job := "job-1", "first_run", {})
+        dashboard.fails = [500, 503]
+        outcome = client.follow(job, tmp_path / "log", print, 5, Receiver())
     assert (outcome.status, outcome.document) == ("SUCCEEDED", {"a": 1})
 
 
 def test_a_long_outage_while_a_job_runs_ends_within_its_limit(tmp_path: Path) -> None:
     with serving(Dashboard("one\n", endless=True)) as dashboard:
         client = JobsClient(dashboard.url, TOKEN)
-        job = client.observe("first_run", {})
+        client.observe(job := "job-1", "first_run", {})
         dashboard.fails = [500] * 10_000
         began = time.monotonic()
         with pytest.raises(EnvironmentBroken, match=r"did not answer for .* while job job-1 ran"):
@@ -182,11 +192,11 @@ def test_a_job_that_never_ends_is_stopped_at_its_limit(tmp_path: Path) -> None:
     with (
         serving(Dashboard("one\n", endless=True)) as dashboard,
         pytest.raises(
-            EnvironmentBroken, match=r"job job-1 did not end within 0 s and was stopped; see .*log"
+            EnvironmentBroken, match=r"job lab-[0-9a-f-]+ did not end within 0 s and was stopped; see .*log"
         ),
     ):
         run(dashboard, tmp_path / "log", limit_s=0.2)
-    assert dashboard.calls[-1] == "POST /api/jobs/job-1/stop"
+    assert re.fullmatch(r"POST /api/jobs/lab-[0-9a-f-]+/stop", dashboard.calls[-1])
     assert (tmp_path / "log").read_text() == "one\n"
 
 
@@ -196,7 +206,7 @@ def test_an_interrupt_stops_the_job(tmp_path: Path) -> None:
 
     with serving(Dashboard("one\n", endless=True)) as dashboard, pytest.raises(KeyboardInterrupt):
         run(dashboard, tmp_path / "log", interrupt)
-    assert dashboard.calls[-1] == "POST /api/jobs/job-1/stop"
+    assert re.fullmatch(r"POST /api/jobs/lab-[0-9a-f-]+/stop", dashboard.calls[-1])
 
 
 @pytest.mark.parametrize(
@@ -253,6 +263,76 @@ def test_a_program_of_the_user_s_travels_once_and_starts_in_its_folder(tmp_path:
     assert lines == ["one", "two"]
     assert (tmp_path / "new" / f"{outcome.id}.log").read_text() == "one\ntwo\n"
     assert (outcome.status, outcome.message) == ("SUCCEEDED", "its end")
+
+
+def test_a_log_that_is_no_text_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with serving(Dashboard("")) as dashboard:
+        dashboard.file = b"a\xffb\r\nlast"
+        dashboard.fails = [
+            404,
+            200,
+            200,
+            200,
+            500,
+        ]  # the package asked for and sent, the job, its status; then the log
+        outcome = own(dashboard, tmp_path, lines.append)
+    assert lines == ["a\ufffdb", "last"]
+    place = f"node_id=node-1&filename=job-driver-{outcome.id}.log"
+    assert f"GET /api/v0/logs/file?{place}&lines=-1" in dashboard.calls
+
+
+def test_a_cluster_that_knows_no_such_job_any_more_is_told_at_once(tmp_path: Path) -> None:
+    with serving(Dashboard("one\n", endless=True)) as dashboard:
+        dashboard.fails = [200, 200, 404]  # the package, the job; then its status
+        with pytest.raises(
+            EnvironmentBroken, match=rf"knows no job {OWN}.* any more: it was ended, or started anew"
+        ):
+            own(dashboard, tmp_path)
+
+
+def test_every_line_of_a_program_of_the_user_s_is_shown_even_the_labs_own_kind(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with serving(Dashboard(framed({"a": 1}) + "note: LAB-DOCUMENT ² ² x y\n")) as dashboard:
+        own(dashboard, tmp_path, lines.append)
+    assert lines == [*framed({"a": 1}).splitlines(), "note: LAB-DOCUMENT ² ² x y"]
+
+
+def test_an_interrupt_while_the_job_is_on_its_way_in_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Late(Dashboard):
+        def answer(self, method: str, path: str) -> Any:
+            if path.endswith("/stop"):
+                return {"stopped": len([call for call in self.calls if call.endswith("/stop")]) > 1}
+            return super().answer(method, path)
+
+    client_start = JobsClient._start
+
+    def start(self: JobsClient, job: dict[str, Any]) -> None:
+        client_start(self, job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JobsClient, "_start", start)
+    with serving(Late("one\n", endless=True)) as dashboard, pytest.raises(KeyboardInterrupt):
+        own(dashboard, tmp_path)
+    stops = [call for call in dashboard.calls if call.endswith("/stop")]
+    assert len(stops) == 2
+    assert re.search(rf"job {OWN}\S+: stopped", capsys.readouterr().out)
+
+
+def test_an_interrupt_while_the_cluster_is_gone_says_that_the_job_may_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jobs, "STOP_LIMIT_S", 0.1)
+
+    def interrupt(line: str) -> None:
+        dashboard.fails = [500] * 1000
+        raise KeyboardInterrupt
+
+    with serving(Dashboard("one\n", endless=True)) as dashboard, pytest.raises(KeyboardInterrupt):
+        own(dashboard, tmp_path, interrupt)
+    assert "could not be stopped: it may still run" in capsys.readouterr().out
 
 
 def test_an_interrupt_stops_the_program_of_the_user_s(tmp_path: Path) -> None:
