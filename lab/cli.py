@@ -30,6 +30,7 @@ from lab.package import pack
 from lab.report.results import find_results, read_results
 from lab.runtimes import compose, embedded
 from lab.runtimes.choice import choose, make_runtime, present
+from lab.runtimes.engine import last_line
 from lab.runtimes.protocol import Access, Runtime
 from lab.settings import ROOT, Settings, load_settings, make_env_file, readable_by_others
 from lab.storage import check_name, parse_location
@@ -279,7 +280,7 @@ def submit(
     )
     if outcome.status != "SUCCEEDED":
         why = outcome.message.partition(", last available logs")[0]  # they were shown already
-        error_console.print(f"job {outcome.id}: {outcome.status}: {_last_line(why)}", markup=False)
+        error_console.print(f"job {outcome.id}: {outcome.status}: {last_line(why)}", markup=False)
         raise typer.Exit(errors.CLAIM_FAILED)
     say(f"job {outcome.id}: done ({outcome.seconds:.0f} s)")
 
@@ -297,10 +298,6 @@ def _program(command: list[str]) -> str:
             f"COMMAND={line!r} is no UTF-8 text: put what is odd in it into a file of FOLDER."
         ) from None
     return line
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1]
 
 
 @app.command()
@@ -434,11 +431,12 @@ def logs(
         path = found[-1]
     say(f"log: {path}")
     lines = path.read_text(errors="replace").splitlines()
+    own = path.stem.startswith(OWN)  # of a program of the user's, in which every line is theirs
     if rank is not None:
         by_rank = {text: int(match[1]) for text in lines if (match := re.search(r"\[rank (\d+)/", text))}
         ranks = sorted(set(by_rank.values()))
         if rank not in ranks:
-            if path.stem.startswith(OWN):
+            if own:
                 raise UserError(
                     f"RANK={rank}: the lines in {path} name the process that wrote them, not its rank: leave RANK away, "
                     "and let the program print its rank."
@@ -446,9 +444,8 @@ def logs(
             there = f"ranks {', '.join(map(str, ranks))}" if ranks else "no rank's"
             raise UserError(f"RANK={rank} has no line in {path}: it has {there}.")
         lines = [text for text in lines if by_rank.get(text) == rank]
-    everything = everything or path.stem.startswith(OWN)  # in a program of the user's every line is theirs
     for text in lines:
-        shown = text if everything else visible(text)
+        shown = text if everything or own else visible(text)
         if shown is not None:
             say(shown)
 
@@ -621,9 +618,8 @@ def diagnose() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; every error is one sentence and an exit code."""
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt, for any of them
         code = app(args=arguments, standalone_mode=False)
         if code == errors.INTERRUPTED:  # typer's own answer to a Ctrl-C, without a word
             raise KeyboardInterrupt
@@ -654,10 +650,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"a defect of the lab: {type(error).__name__}: {error}. The traceback is in {log}.", markup=False
         )
         sys.exit(errors.ENVIRONMENT_BROKE)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

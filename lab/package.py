@@ -38,14 +38,15 @@ def _packed(folder: Path, secrets: Mapping[str, str]) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in _files(folder):
-            size += path.stat().st_size
+            found = path.stat()
+            size += found.st_size
             if size > LIMIT_BYTES:
                 raise UserError(
                     f"FOLDER={str(folder)!r} holds more than {LIMIT_BYTES // 2**20} MiB, and all of it would go to every "
                     "node: leave the program alone in it, and put data into the store."
                 )
             entry = zipfile.ZipInfo(path.relative_to(folder).as_posix())
-            entry.external_attr = (path.stat().st_mode & 0o777) << 16
+            entry.external_attr = (found.st_mode & 0o777) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             content = path.read_bytes()
             for name, value in secrets.items():

@@ -262,9 +262,8 @@ class _Start:
         endpoint, public = self._store(say, free[1:])
         dashboard = f"http://127.0.0.1:{dashboard_port or free[0]}"
         head_ip = _address(0)
-        env = self._node_environment(endpoint)
-        # parts of Ray that look for "the" cluster of this host would find another checkout's as well
-        env["RAY_ADDRESS"] = f"{head_ip}:{gcs_port}"
+        gcs = f"{head_ip}:{gcs_port}"
+        env = self._node_environment(endpoint, gcs)
         self._launch(
             "head",
             [
@@ -285,7 +284,7 @@ class _Start:
             say("embedded: no mount namespaces here: the nodes share this machine's disk")
         self._wait(lambda: _listening(head_ip, gcs_port), GCS_LIMIT_S, "the head's control service (GCS)")
         for index in range(1, self._settings.nodes + 1):
-            command = [*self._ray_start(index, "worker"), f"--address={head_ip}:{gcs_port}"]
+            command = [*self._ray_start(index, "worker"), f"--address={gcs}"]
             if prefix is not None:
                 disk = self._scratch / f"n{index}" / "disk"
                 disk.mkdir(parents=True)
@@ -394,7 +393,7 @@ class _Start:
             _require_port(port, "LAB_DASHBOARD_PORT")
         return port
 
-    def _node_environment(self, endpoint: str) -> dict[str, str]:
+    def _node_environment(self, endpoint: str, gcs: str) -> dict[str, str]:
         loopback = "lo" if sys.platform == "linux" else "lo0"
         base = _base_environment()
         proxied = base.get("no_proxy") or base.get("NO_PROXY") or ""
@@ -405,6 +404,8 @@ class _Start:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{base.get('PATH', os.defpath)}",
             "PYTHONPATH": str(CODE),
             "PYTHONUNBUFFERED": "1",
+            # parts of Ray that look for "the" cluster of this host would find another checkout's as well
+            "RAY_ADDRESS": gcs,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._settings.ray_auth_token.get_secret_value(),
             "RAY_USAGE_STATS_ENABLED": "0",

@@ -37,8 +37,13 @@ class Output:
     @property
     def last_line(self) -> str:
         """The last line it said, errors first: where a command line tool puts its reason."""
-        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
-        return lines[-1] if lines else "no message"
+        return last_line(self.err or self.out)
+
+
+def last_line(text: str) -> str:
+    """The last line that says something: where programs put their reason."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
 
 
 def call(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.errors import EnvironmentBroken
-from lab.runtimes.engine import ANSWER_S, call
+from lab.runtimes.engine import ANSWER_S, call, last_line
 from lab.runtimes.project import SOURCE, compose, described
 from lab.runtimes.protocol import Say
 from lab.settings import ROOT, Settings
@@ -134,7 +134,7 @@ def obtain(settings: Settings, say: Say, wanted: list[Image] | None = None) -> N
             log=log,
         )
         if not output.ok:
-            why = output.err if output.code is None else _last_line(log)
+            why = output.err if output.code is None else last_line(log.read_text(errors="replace"))[:300]
             raise EnvironmentBroken(f"{verb} {image.name} failed: {why}; the whole story is in {log}.")
         say(f"{image.name} is ready after {time.monotonic() - began:.0f} s")
     if any(image.built for image in images):
@@ -201,8 +201,3 @@ def _revision() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found.stdout.strip() or "unknown"
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no message"

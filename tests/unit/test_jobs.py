@@ -172,7 +172,7 @@ def test_a_short_outage_while_a_job_runs_is_survived(tmp_path: Path) -> None:
     with serving(Dashboard("one\n", framed({"a": 1}))) as dashboard:
         client = JobsClient(dashboard.url, TOKEN)
         client.observe(job := "job-1", "first_run", {})
-        dashboard.fails = [500, 503]
+        dashboard.fails = [500, 503, 500]
         outcome = client.follow(job, tmp_path / "log", print, 5, Receiver())
     assert (outcome.status, outcome.document) == ("SUCCEEDED", {"a": 1})
 
@@ -200,10 +200,11 @@ def test_a_job_that_never_ends_is_stopped_at_its_limit(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "one\n"
 
 
-def test_an_interrupt_stops_the_job(tmp_path: Path) -> None:
-    def interrupt(line: str) -> None:
-        raise KeyboardInterrupt
+def interrupt(line: str) -> None:
+    raise KeyboardInterrupt
 
+
+def test_an_interrupt_stops_the_job(tmp_path: Path) -> None:
     with serving(Dashboard("one\n", endless=True)) as dashboard, pytest.raises(KeyboardInterrupt):
         run(dashboard, tmp_path / "log", interrupt)
     assert re.fullmatch(r"POST /api/jobs/lab-[0-9a-f-]+/stop", dashboard.calls[-1])
@@ -269,13 +270,8 @@ def test_a_log_that_is_no_text_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     lines: list[str] = []
     with serving(Dashboard("")) as dashboard:
         dashboard.file = b"a\xffb\r\nlast"
-        dashboard.fails = [
-            404,
-            200,
-            200,
-            200,
-            500,
-        ]  # the package asked for and sent, the job, its status; then the log
+        # the package asked for and sent, the job, its status; then the log
+        dashboard.fails = [404, 200, 200, 200, 500]
         outcome = own(dashboard, tmp_path, lines.append)
     assert lines == ["a\ufffdb", "last"]
     place = f"node_id=node-1&filename=job-driver-{outcome.id}.log"
@@ -326,19 +322,16 @@ def test_an_interrupt_while_the_cluster_is_gone_says_that_the_job_may_run(
 ) -> None:
     monkeypatch.setattr(jobs, "STOP_LIMIT_S", 0.1)
 
-    def interrupt(line: str) -> None:
+    def lose_and_interrupt(line: str) -> None:
         dashboard.fails = [500] * 1000
         raise KeyboardInterrupt
 
     with serving(Dashboard("one\n", endless=True)) as dashboard, pytest.raises(KeyboardInterrupt):
-        own(dashboard, tmp_path, interrupt)
+        own(dashboard, tmp_path, lose_and_interrupt)
     assert "could not be stopped: it may still run" in capsys.readouterr().out
 
 
 def test_an_interrupt_stops_the_program_of_the_user_s(tmp_path: Path) -> None:
-    def interrupt(line: str) -> None:
-        raise KeyboardInterrupt
-
     with serving(Dashboard("one\n", endless=True)) as dashboard, pytest.raises(KeyboardInterrupt):
         own(dashboard, tmp_path, interrupt)
     assert re.fullmatch(rf"POST /api/jobs/{OWN}[0-9a-f-]+/stop", dashboard.calls[-1])
