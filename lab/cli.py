@@ -32,7 +32,7 @@ from lab.runtimes import compose, embedded
 from lab.runtimes.choice import choose, make_runtime, present
 from lab.runtimes.engine import last_line
 from lab.runtimes.protocol import Access, Runtime
-from lab.settings import ROOT, Settings, load_settings, make_env_file, readable_by_others
+from lab.settings import LOGS, ROOT, Settings, load_settings, make_env_file, readable_by_others
 from lab.storage import check_name, parse_location
 from lab.training.defaults import driver_environment
 
@@ -274,7 +274,7 @@ def submit(
         driver_environment()
         # the ranks start where the driver does, instead of in a folder of Ray Train's own
         | {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_COLOR_PREFIX": str(int(console.is_terminal))},
-        logs=ROOT / ".lab" / "logs",
+        logs=LOGS,
         say=say,
         line=say,
     )
@@ -420,7 +420,7 @@ def logs(
     everything: Annotated[bool, typer.Option("--all", help="Ray's own lines too")] = False,
 ) -> None:
     """The log of a run, rank by rank."""
-    folder = ROOT / ".lab" / "logs"
+    folder = LOGS
     if run_name:
         path = log_of(check_name(run_name, "RUN"), folder)
     else:
@@ -461,7 +461,7 @@ def _storage_job(storage: str | None, request: dict[str, Any]) -> tuple[str, dic
             _client(up_now, settings),
             "checkpoints",
             {"run": "checkpoints", "storage": str(location), "params": request},
-            log=ROOT / ".lab" / "logs" / "checkpoints.log",
+            log=LOGS / "checkpoints.log",
             say=lambda line: None,
             limit_s=120,
         )
@@ -640,7 +640,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(error, OSError) and error.filename is not None:
             error_console.print(f"{error.filename}: {error.strerror}: see who may use it.", markup=False)
             sys.exit(errors.ENVIRONMENT_BROKE)
-        log = ROOT / ".lab" / "logs" / "crash.log"
+        log = LOGS / "crash.log"
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(traceback.format_exc())

@@ -19,7 +19,7 @@ from lab.jobs import JobsClient, run_job
 from lab.runtimes.compose import port_taken
 from lab.runtimes.engine import engine_problem
 from lab.runtimes.protocol import Access, Runtime
-from lab.settings import ROOT, Settings, readable_by_others
+from lab.settings import LOGS, ROOT, Settings, readable_by_others
 from lab.store.probe import probe
 
 Level = Literal["ok", "warning", "fault"]
@@ -133,7 +133,7 @@ def _store(settings: Settings, access: Access) -> Iterator[Check]:
 def _nodes(settings: Settings, access: Access) -> Iterator[Check]:
     client = JobsClient(access.dashboard, settings.ray_auth_token.get_secret_value())
     request: dict[str, Any] = {"run": "doctor", "storage": access.local_root, "params": {}}
-    log = ROOT / ".lab" / "logs" / "doctor.log"
+    log = LOGS / "doctor.log"
     try:
         document = run_job(client, "doctor", request, log=log, say=lambda line: None, limit_s=JOB_LIMIT_S)
     except LabError as error:

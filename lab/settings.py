@@ -23,6 +23,9 @@ ROOT = Path(os.environ.get("LAB_ROOT") or CHECKOUT)
 """Where everything that the lab writes on the host lies: `.env`, `.lab`, `results`. The checkout, unless
 `LAB_ROOT` names another folder (the tests' own, so that they never touch a user's cluster or data)."""
 
+LOGS = ROOT / ".lab" / "logs"
+"""One log a run, by the run's name, and those of the lab's own work."""
+
 RuntimeName = Literal["auto", "embedded", "compose"]
 StoreName = Literal["minio", "seaweedfs", "external"]
 

@@ -18,7 +18,7 @@ from lab.lessons import preflight
 from lab.lessons.contract import Judged, Lesson, LessonResult, Params, judge
 from lab.report.results import result_folder, write_result
 from lab.runtimes.protocol import Access, Runtime, Say
-from lab.settings import CHECKOUT, ROOT, Settings, StoreAccess, check_together
+from lab.settings import CHECKOUT, LOGS, ROOT, Settings, StoreAccess, check_together
 from lab.store.probe import probe
 
 JOB_BASE_S = 120
@@ -118,7 +118,7 @@ def run_lesson(
     probe(store)
     location = preflight.storage_location(lesson, params, access.local_root, settings.s3_bucket)
     run = params.name or new_run_name(lesson)
-    log = ROOT / ".lab" / "logs" / f"{run}.log"
+    log = LOGS / f"{run}.log"
     say(f"{lesson.name}: run {run}, {params.workers} ranks, storage {location}")
     say(f"log: {log}")
     client = JobsClient(access.dashboard, settings.ray_auth_token.get_secret_value())
@@ -193,7 +193,7 @@ def log_of(run: str, folder: Path | None = None) -> Path:
     Raises:
         UserError: there is none.
     """
-    path = (folder or ROOT / ".lab" / "logs") / f"{run}.log"
+    path = (folder or LOGS) / f"{run}.log"
     if not path.is_file():
         raise UserError(
             f"RUN={run!r} has no log below {path.parent}: that folder's names are the runs there are."

@@ -14,7 +14,7 @@ from lab.runtimes.engine import ANSWER_S, Output, call, engine_problem
 from lab.runtimes.images import digests, images_missing, images_problem, obtain
 from lab.runtimes.project import FILE, NODE_STORE, SOURCE, Container, compose, containers, environment
 from lab.runtimes.protocol import Access, Part, Say
-from lab.settings import ROOT, Settings, check_together
+from lab.settings import LOGS, Settings, check_together
 
 __all__ = ["ComposeRuntime", "engine_problem", "images_missing", "images_problem"]
 
@@ -241,7 +241,7 @@ class ComposeRuntime:
         return output.out + output.err
 
     def _failure_log(self) -> Path:
-        return ROOT / ".lab" / "logs" / "compose-up.log"
+        return LOGS / "compose-up.log"
 
 
 def _running(there: list[Container], service: str) -> Container | None:

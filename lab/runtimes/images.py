@@ -16,7 +16,7 @@ from lab.errors import EnvironmentBroken
 from lab.runtimes.engine import ANSWER_S, call, last_line
 from lab.runtimes.project import SOURCE, compose, described
 from lab.runtimes.protocol import Say
-from lab.settings import ROOT, Settings
+from lab.settings import LOGS, Settings
 
 BUILD_S = 1800.0
 PULL_S = 1800.0
@@ -118,7 +118,7 @@ def obtain(settings: Settings, say: Say, wanted: list[Image] | None = None) -> N
     problem = images_problem(settings)
     if problem:
         raise EnvironmentBroken(problem)
-    log = ROOT / ".lab" / "logs" / "images.log"
+    log = LOGS / "images.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = build_environment(os.environ) if any(image.built for image in images) else {}
     for image in images:

@@ -368,7 +368,7 @@ class TestRuntime:
                 state.clear()
             return Output(0, "", "")
 
-        monkeypatch.setattr(runtime, "ROOT", tmp_path)
+        monkeypatch.setattr(runtime, "LOGS", tmp_path)
         monkeypatch.setattr(runtime, "engine_problem", lambda: None)
         monkeypatch.setattr(runtime, "port_taken", lambda port: False)
         monkeypatch.setattr(runtime, "containers", lambda project: list(state))
