@@ -291,3 +291,22 @@ def test_an_interrupt_after_the_answer_changes_nothing(root: Path, number: signa
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "nothing is up" in ended.stdout
+
+
+def test_an_interrupt_in_code_made_from_text_ends_as_any_other(root: Path) -> None:
+    """CPython marks it in `run_eval_code_obj`, and killed the process (-2) though it was answered."""
+    (root / "program.py").write_text(
+        "import lab.__main__, lab.cli\n"
+        "lab.cli.app = lambda **_: exec('raise KeyboardInterrupt')\n"
+        "lab.__main__.main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "program"],  # with -c, Python does not look for the mark
+        cwd=root,
+        env={**os.environ, "LAB_ROOT": str(root), "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (INTERRUPTED, "interrupted.\n")
