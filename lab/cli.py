@@ -420,14 +420,13 @@ def logs(
     everything: Annotated[bool, typer.Option("--all", help="Ray's own lines too")] = False,
 ) -> None:
     """The log of a run, rank by rank."""
-    folder = LOGS
     if run_name:
-        path = log_of(check_name(run_name, "RUN"), folder)
+        path = log_of(check_name(run_name, "RUN"))
     else:
-        logs_of_runs = [path for path in folder.glob("*.log") if path.stem not in OWN_LOGS]
+        logs_of_runs = [path for path in LOGS.glob("*.log") if path.stem not in OWN_LOGS]
         found = sorted(logs_of_runs, key=lambda item: item.stat().st_mtime)
         if not found:
-            raise UserError(f"there is no log below {folder} yet: run a lesson first.")
+            raise UserError(f"there is no log below {LOGS} yet: run a lesson first.")
         path = found[-1]
     say(f"log: {path}")
     lines = path.read_text(errors="replace").splitlines()

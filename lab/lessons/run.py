@@ -187,15 +187,13 @@ def captured(seen: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     }
 
 
-def log_of(run: str, folder: Path | None = None) -> Path:
+def log_of(run: str) -> Path:
     """The log of a run.
 
     Raises:
         UserError: there is none.
     """
-    path = (folder or LOGS) / f"{run}.log"
+    path = LOGS / f"{run}.log"
     if not path.is_file():
-        raise UserError(
-            f"RUN={run!r} has no log below {path.parent}: that folder's names are the runs there are."
-        )
+        raise UserError(f"RUN={run!r} has no log below {LOGS}: that folder's names are the runs there are.")
     return path

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from lab.settings import DEFAULT_PORTS
+
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take out what the `cluster` fixture has set for the tests that share it, when it came first."""
-    for name in ("LAB_DASHBOARD_PORT", "LAB_S3_PORT"):
+    for name in DEFAULT_PORTS:
         monkeypatch.delenv(name, raising=False)

@@ -29,7 +29,7 @@ SECRET_NAMES = {"STORE_ROOT_USER", "STORE_ROOT_PASSWORD"}
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    for name in ("S3_ENDPOINT", "LAB_STORE", "LAB_DASHBOARD_PORT", "LAB_S3_PORT", "COMPOSE_PROJECT_NAME"):
+    for name in ("S3_ENDPOINT", "LAB_STORE", "COMPOSE_PROJECT_NAME"):
         monkeypatch.delenv(name, raising=False)
     return load_settings(tmp_path / ".env")
 

@@ -96,8 +96,14 @@ def test_the_default_storage_is_the_lesson_s() -> None:
     assert asked == Location("s3", "mine/x")
 
 
-def test_a_local_path_on_several_nodes_is_refused_unless_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: True)  # as root may: not what is asked here
+@pytest.fixture
+def may_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every folder may be written to, as root may: for tests that ask for something else of a path."""
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+
+
+@pytest.mark.usefixtures("may_write")
+def test_a_local_path_on_several_nodes_is_refused_unless_shared() -> None:
     local = Location("local", "/data/runs")
     with pytest.raises(
         UserError, match=r"^LAB_STORAGE=/data/runs is a local path.*s3://BUCKET.*S3_ENDPOINT.*--shared-path"
@@ -108,9 +114,9 @@ def test_a_local_path_on_several_nodes_is_refused_unless_shared(monkeypatch: pyt
     preflight.check_storage(HEAD, Params(), local, "/data", "embedded")
 
 
+@pytest.mark.usefixtures("may_write")
 @pytest.mark.parametrize("path", ["/data2/runs", "/other", "/"])
-def test_containers_keep_one_folder_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: True)  # as root may: not what is asked here
+def test_containers_keep_one_folder_alone(path: str) -> None:
     with pytest.raises(UserError, match="the only folder that the containers keep"):
         preflight.check_storage(HEAD, Params(), Location("local", path), "/data", "compose")
     preflight.check_storage(HEAD, Params(), Location("local", path), "/data", "embedded")
